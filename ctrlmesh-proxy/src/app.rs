@@ -32,7 +32,7 @@ use crate::net::tls::trust::Trust;
 use crate::node::{self, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
 use crate::policy;
 use crate::policy::subscription;
-use crate::policy::{History, Kept, LoadError, StoreError};
+use crate::policy::{History, HistoryFile, LoadError, StoreError};
 use crate::session::{Policies, ServedPod};
 use crate::upstream::{Address, Target};
 use ctrlmesh_runtime::drain::Drain;
@@ -117,7 +117,7 @@ async fn begin_sidecar(
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
             let followed = subscription::follow(
                 manager.clone(),
-                subscription::Served::Pod(pod.clone()),
+                subscription::Subscriber::Pod(pod.clone()),
                 metrics,
                 drain,
             )?;
@@ -190,7 +190,7 @@ async fn api_server_reached(target: &Target, trust: &Trust) {
 /// The policies under which the pod's operator may have read. None where everything passes, and always did.
 fn history(args: &SidecarArgs) -> Arc<History> {
     match &args.manager.state_dir {
-        Some(state) => History::kept(Kept::of(state, args.policy.pod.as_ref(), "")),
+        Some(state) => History::load(HistoryFile::of(state, args.policy.pod.as_ref(), "")),
         None if args.policy.source().is_none() => Arc::default(),
         None => History::unknown(),
     }
@@ -218,12 +218,12 @@ async fn begin_node(
     let names: Vec<String> = targets.addresses().map(|address| address.to_string()).collect();
     let (served, by_slot) = watch::channel(Arc::default());
     let manager = args.manager.manager();
-    let (folder, patience) = (args.handover_dir, args.handover_timeout);
-    let handover = folder.map(|folder| Handover { folder, patience });
+    let (folder, timeout) = (args.handover_dir, args.handover_timeout);
+    let handover = folder.map(|folder| Handover { folder, timeout });
     let pods = match &manager {
         None => node::Source::File(args.pods.ok_or(ConfigError::NoPods)?),
         Some(manager) => {
-            let served = subscription::Served::Node(args.node.ok_or(ConfigError::NoNode)?);
+            let served = subscription::Subscriber::Node(args.node.ok_or(ConfigError::NoNode)?);
             let Process { metrics, drain, .. } = &process;
             node::Source::Manager(subscription::follow(manager.clone(), served, metrics, drain)?)
         }

@@ -1,8 +1,8 @@
 //! Serves the pods of a node.
 //!
-//! `reconciler` serves the pods of a list, four times a second and whenever something changed. One process at a time
-//! does so (`handover`). A process that is told to stop serves until its successor does. Where ctrlmesh is removed, no
-//! successor comes, and it takes everything out of the kernel (`removal`).
+//! `reconciler` keeps the kernel and the listeners as the list of pods says, four times a second and at each change.
+//! One process at a time does so (`handover`). A process that is told to stop serves until its successor does. Where
+//! ctrlmesh is removed, no successor comes, and it takes everything out of the kernel (`removal`).
 
 mod network;
 mod pod_list;
@@ -41,37 +41,37 @@ pub use pod_source::Source;
 pub use reconciler::BySlot;
 pub use removal::{Removal, RemovalCheck};
 
-/// How soon the serving lock is tried again, while its holder starts or ends.
-const SOON: Duration = Duration::from_millis(10);
+/// Between attempts to take the serving lock, while its holder starts or ends.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// How long those who have just connected have to ask what they came for: a new connection that ends before is an error
-/// for most clients, while they connect again where an old one ends.
-const LINGERS: Duration = Duration::from_secs(2);
+/// The old process serves its open connections for so long after a handover. For most clients it is an error when a new
+/// connection ends before its first request; after that they connect again.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// How to serve a node.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Who says which pods.
+    /// The source of the list of pods.
     pub pods: Source,
-    /// What of their connections is redirected.
+    /// The destinations that are redirected.
     pub targets: Targets,
-    /// Where that arrives in each network namespace.
+    /// The port of the listener in each network namespace.
     pub port: u16,
-    /// Folder in which it is kept what pods may have read; without it, that is known of no pod.
+    /// Folder of the pods' histories; without it, every history is unknown.
     pub state: Option<PathBuf>,
-    /// What is taken out of the kernel in the end, and whether.
+    /// What to do when ctrlmesh is removed.
     pub removal: Removal,
-    /// How one process follows another.
+    /// `None` where no process follows this one.
     pub handover: Option<Handover>,
 }
 
 /// How one process follows another.
 #[derive(Clone, Debug)]
 pub struct Handover {
-    /// The folder in which they meet.
+    /// The folder of the lock file and the handover socket.
     pub folder: PathBuf,
-    /// How long a process that is told to stop serves on where none has come yet to follow it.
-    pub patience: Duration,
+    /// On SIGTERM without a successor, the process serves on for so long.
+    pub timeout: Duration,
 }
 
 /// Serves the pods of a node.
@@ -92,11 +92,11 @@ struct Takeover {
 
 /// Why a process stops serving.
 enum Stop {
-    /// Another one does.
+    /// Another process serves now.
     Followed,
-    /// Nobody does, and what comes is refused.
+    /// No other process has come; the kernel refuses new connections.
     Over,
-    /// Nobody will, ever.
+    /// ctrlmesh is removed.
     Removed,
 }
 
@@ -112,31 +112,31 @@ impl Node {
         drain: Drain,
     ) -> Result<Self, NodeError> {
         let Settings { pods, targets, port, state, removal, handover } = settings;
-        let ways = ReconcilerConfig { targets, port, pins: removal.pins.clone(), state };
-        let reconciler = Reconciler::open(pods, ways, acceptor, served, drain.clone())?;
+        let config = ReconcilerConfig { targets, port, pins: removal.pins.clone(), state };
+        let reconciler = Reconciler::open(pods, config, acceptor, served, drain.clone())?;
         Ok(Self { reconciler, removal, handover, drain })
     }
 
-    /// Serves until it is `asked` to leave, and what that takes is done; `starting` is dropped once all pods have been
-    /// tried, of those that are to be served, or once the process is ready to follow another one.
+    /// Serves until it is `asked` to leave and has handed over. Drops `starting` once every pod was tried, or once the
+    /// process is ready to follow another one.
     pub async fn run(mut self, starting: BlockReady, asked: CancellationToken) {
         let mut starting = Some(starting);
         let Takeover { mut serving_lock, listeners, before } = tokio::select! {
             // Another process serves, and goes on.
             () = asked.cancelled() => return self.removal.if_due().await,
-            begun = Box::pin(self.come(&mut starting)) => begun,
+            begun = Box::pin(self.acquire(&mut starting)) => begun,
         };
         // This process holds the lock now. If it is asked to leave, it serves first, and then looks for a successor.
         self.reconciler.inherit(listeners).await;
         if let Some(before) = before {
-            // Where it has not waited, it need not know.
-            let _gone = before.serves().await;
+            // Fails only where that process has ended.
+            let _gone = before.confirm_serving().await;
         }
         match Box::pin(self.serve(&mut serving_lock, &mut starting, &asked)).await {
             Stop::Followed => {
                 info!("another process serves the pods of this node now");
                 self.reconciler.close();
-                time::sleep(LINGERS).await;
+                time::sleep(LINGER).await;
             }
             Stop::Over => self.reconciler.close(),
             Stop::Removed => {
@@ -146,8 +146,8 @@ impl Node {
         }
     }
 
-    /// Waits until this process holds the lock. Cancelling loses nothing.
-    async fn come(&mut self, starting: &mut Option<BlockReady>) -> Takeover {
+    /// Waits until this process holds the lock. Cancel safe.
+    async fn acquire(&mut self, starting: &mut Option<BlockReady>) -> Takeover {
         let Some(Handover { folder, .. }) = self.handover.clone() else {
             return Takeover::default();
         };
@@ -156,7 +156,7 @@ impl Node {
                 Ok(Claim::Ours(serving_lock)) => {
                     return Takeover { serving_lock: Some(serving_lock), ..Takeover::default() };
                 }
-                Ok(Claim::Later) => time::sleep(SOON).await,
+                Ok(Claim::Later) => time::sleep(LOCK_RETRY).await,
                 Ok(Claim::Theirs(before)) => {
                     info!("another process serves the pods of this node, waiting to follow it");
                     if let Some(begun) = self.follow(before, starting).await {
@@ -171,24 +171,24 @@ impl Node {
         }
     }
 
-    /// Waits for what the process before this one gives; nothing where that has ended without.
+    /// Waits for the handover of the process before this one; `None` where that ends without one.
     async fn follow(
         &mut self,
         mut before: handover::Predecessor,
         starting: &mut Option<BlockReady>,
     ) -> Option<Takeover> {
         let given = loop {
-            if self.reconciler.knows() {
+            if self.reconciler.knows_pods() {
                 drop(starting.take());
             }
             tokio::select! {
-                given = before.gives() => break given,
-                // It is ready as soon as it knows whom it will serve.
-                () = self.reconciler.news() => {}
+                given = before.receive_all() => break given,
+                // This process is ready as soon as it has the list.
+                () = self.reconciler.wait_for_change() => {}
             }
         };
         let taken = match given {
-            Ok(true) => before.take().await,
+            Ok(true) => before.accept().await,
             Ok(false) => return None,
             Err(error) => Err(error),
         };
@@ -205,7 +205,7 @@ impl Node {
         }
     }
 
-    /// Serves until there is a reason not to.
+    /// Serves until there is a reason to stop.
     async fn serve(
         &mut self,
         serving_lock: &mut Option<ServingLock>,
@@ -215,12 +215,12 @@ impl Node {
         let drain = self.drain.clone();
         let mut ticks = ticks();
         let mut removed = pin!(self.removal.clone().once_asked(asked.clone()));
-        let (mut leaving, mut alone) = (false, pin!(self.patience(asked.clone())));
+        let (mut leaving, mut alone) = (false, pin!(self.successor_timeout(asked.clone())));
         loop {
-            if self.reconciler.knows() {
+            if self.reconciler.knows_pods() {
                 drop(starting.take());
             }
-            if leaving && self.gives(serving_lock).await {
+            if leaving && self.hand_over(serving_lock).await {
                 return Stop::Followed;
             }
             tokio::select! {
@@ -240,16 +240,16 @@ impl Node {
                     info!("no other process has come to serve the pods of this node");
                     return if self.removal.is_due().await { Stop::Removed } else { Stop::Over };
                 }
-                _ = ticks.tick() => self.reconciler.look(),
-                () = self.reconciler.news() => {}
-                () = attend(serving_lock) => {}
+                _ = ticks.tick() => self.reconciler.find_cgroups(),
+                () = self.reconciler.wait_for_change() => {}
+                () = accept_successor(serving_lock) => {}
             }
             self.reconciler.pass().await;
         }
     }
 
-    /// Gives everything to the process that waits to follow, where there is one; gives whether that has it now.
-    async fn gives(&self, serving_lock: &mut Option<ServingLock>) -> bool {
+    /// Hands over to the successor, if there is one. Returns whether it serves now.
+    async fn hand_over(&self, serving_lock: &mut Option<ServingLock>) -> bool {
         let Some(serving_lock) =
             serving_lock.as_mut().filter(|serving_lock| serving_lock.has_successor())
         else {
@@ -262,12 +262,12 @@ impl Node {
         given.inspect_err(warn_of("give the pods to the process that follows")).is_ok()
     }
 
-    /// Completes when nobody is waited for any more.
-    fn patience(&self, asked: CancellationToken) -> impl Future<Output = ()> + use<> {
-        let patience = self.handover.as_ref().map(|handover| handover.patience);
+    /// Completes when no successor is waited for any more.
+    fn successor_timeout(&self, asked: CancellationToken) -> impl Future<Output = ()> + use<> {
+        let timeout = self.handover.as_ref().map(|handover| handover.timeout);
         async move {
             asked.cancelled().await;
-            time::sleep(patience.unwrap_or_default()).await;
+            time::sleep(timeout.unwrap_or_default()).await;
         }
     }
 }
@@ -278,10 +278,10 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Lets in who follows, where somebody may.
-async fn attend(serving_lock: &mut Option<ServingLock>) {
+/// Accepts a successor's connection; pending where no process can follow.
+async fn accept_successor(serving_lock: &mut Option<ServingLock>) {
     let Some(serving_lock) = serving_lock else { return std::future::pending().await };
-    if let Err(error) = serving_lock.attend().await {
+    if let Err(error) = serving_lock.accept_successor().await {
         warn_of("let in who follows")(&error);
         time::sleep(POLL_INTERVAL).await;
     }

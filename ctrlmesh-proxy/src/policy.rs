@@ -1,8 +1,7 @@
-//! Which policy holds right now?
+//! The policy of a pod, from a file or from the manager.
 //!
-//! The answer is a channel: whoever decides about requests holds its receiving end, and whoever learns of a change
-//! sends into it. Here the policy comes from a file, and the file is read again when it changes. One that cannot be
-//! read is refused, and the last good policy stays.
+//! Connections hold the receiving end of a channel, and the policy's source sends each change into it. A policy that
+//! cannot be read or applied is refused, and the last good one stays.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,11 +23,13 @@ pub mod subscription;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};
-pub use history::{Forgotten, History, InForce, Kept, ReadOf, Reading, Unread, tidy};
+pub use history::{
+    Forgotten, History, HistoryFile, InForce, ReadOf, Reading, Unread, remove_abandoned,
+};
 pub use sharding::ShardingError;
 pub use store::{PodPolicies, StoreError};
 
-/// The policy that holds, and a way to learn of the next.
+/// The policy in force, and its changes.
 pub type Current = watch::Receiver<Arc<Policy>>;
 
 /// Where the policy comes from, on the command line.
@@ -109,15 +110,15 @@ pub enum Source {
     Shard {
         /// The file.
         file: PathBuf,
-        /// Which; the only one, where none is named.
+        /// Its name; `None` for the only one in the file.
         shard: Option<String>,
-        /// The operator's namespace, where the `ShardingConfig` does not say.
+        /// The operator's namespace, where the `ShardingConfig` has none.
         namespace: String,
     },
 }
 
 impl PolicyArgs {
-    /// Where the policy comes from; `None` where nothing was said, and everything passes.
+    /// `None` where no flag names a policy, and everything passes.
     pub fn source(&self) -> Option<Source> {
         if let Some(file) = &self.policy {
             return Some(Source::Policy(file.clone()));

@@ -1,4 +1,5 @@
-//! Reads a Kubernetes API request, decides what a policy makes of it, and rewrites it, without I/O or clocks.
+//! Reads a Kubernetes API request, decides what a policy makes of it, and rewrites it, without sockets, tasks or
+//! clocks.
 //!
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Asks the API server on behalf of the proxy itself.
+//! The proxy's own requests to the API server.
 
 use std::path::Path;
 
@@ -16,18 +16,18 @@ use crate::upstream::Target;
 /// The most that is read of an answer, or of an event, in bytes.
 pub(super) const MAX_BYTES: usize = 1024 * 1024;
 
-/// Whom to ask, and as whom.
+/// An API server, and the service account for requests to it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ApiClient<'a> {
     pub(super) target: &'a Target,
-    /// Whom to believe to be it.
+    /// Verifies the API server.
     pub(super) trust: &'a Trust,
-    /// Our account's token, made out to it.
+    /// A file with the service account's token.
     pub(super) token: &'a Path,
 }
 
 impl ApiClient<'_> {
-    /// What it answers, whole.
+    /// Gets a path, and reads the whole answer.
     pub(super) async fn get(self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         self.with(path, "application/json", async |response| {
             let status = response.status();
@@ -38,7 +38,7 @@ impl ApiClient<'_> {
         .await
     }
 
-    /// Asks, and does something with the answer as it comes.
+    /// Gets a path, and passes the answer on as it comes.
     pub(super) async fn with<T>(
         self,
         path: &str,

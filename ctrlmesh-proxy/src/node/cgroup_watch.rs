@@ -1,8 +1,8 @@
 //! Watches the kubelet's cgroups for pods and containers that come and go.
 //!
-//! The kernel tells of folders that are made and removed in the kubelet's part of the cgroup tree, as either driver
-//! lays it out (`cgroup.rs`): the part itself, the classes in it, the pods in those; what is in a container is its own
-//! affair. Where the kernel cannot, the looks that are taken anyway have to do.
+//! Inotify reports the folders that are made and removed in the kubelet's part of the cgroup tree, down to the pods.
+//! Both cgroup drivers are understood. Folders inside containers are not watched. Where inotify fails, the reconciler's
+//! polling finds pods instead.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,46 +14,48 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDe
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tracing::warn;
 
-/// Levels below the root in which the kubelet's part is looked for.
+/// The kubelet's part is searched in so many levels below the root.
 const DEPTH: usize = 10;
 
-/// Folders that come and go.
+/// Creation and removal of folders.
 const CHANGES: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_DELETE)
     .union(AddWatchFlags::IN_ONLYDIR)
     .union(AddWatchFlags::IN_DONT_FOLLOW);
 
-/// What the kernel tells.
+/// The watched folders, and the events that come from them.
 pub(super) struct CgroupWatch {
     mount: PathBuf,
-    told: Option<Told>,
+    /// `None` where inotify failed.
+    events: Option<KernelEvents>,
     folders: HashMap<WatchDescriptor, PathBuf>,
 }
 
-struct Told {
+struct KernelEvents {
     inotify: Arc<Inotify>,
-    events: UnboundedReceiver<Vec<InotifyEvent>>,
+    queue: UnboundedReceiver<Vec<InotifyEvent>>,
 }
 
 impl CgroupWatch {
     /// Begins to watch the cgroups below `mount`.
     pub(super) fn new(mount: &Path) -> Self {
-        let told = Told::begin().inspect_err(|error| {
+        let events = KernelEvents::begin().inspect_err(|error| {
             warn!(error = error as &dyn std::error::Error, "pods are noticed by looking only");
         });
-        let mut this = Self { mount: mount.to_owned(), told: told.ok(), folders: HashMap::new() };
+        let (mount, events) = (mount.to_owned(), events.ok());
+        let mut this = Self { mount, events, folders: HashMap::new() };
         this.find();
         this
     }
 
-    /// Whether nothing is told, and somebody has to look.
+    /// Whether no folder is watched, so that only polling finds pods.
     pub(super) fn is_blind(&self) -> bool {
         self.folders.is_empty()
     }
 
-    /// Looks for the kubelet's part, where it was not there before.
+    /// Searches the kubelet's part, unless it was found before.
     pub(super) fn find(&mut self) {
-        if self.is_blind() && self.told.is_some() {
+        if self.is_blind() && self.events.is_some() {
             let mut level = vec![self.mount.clone()];
             for _ in 0..DEPTH {
                 let folders: Vec<PathBuf> =
@@ -69,14 +71,14 @@ impl CgroupWatch {
     }
 
     /// Completes when folders have come or gone.
-    pub(super) async fn news(&mut self) {
-        let events = match &mut self.told {
-            Some(told) => told.events.recv().await,
+    pub(super) async fn wait_for_change(&mut self) {
+        let events = match &mut self.events {
+            Some(events) => events.queue.recv().await,
             None => std::future::pending().await,
         };
         let Some(events) = events else {
-            // Whoever read them has said why.
-            return (self.told, self.folders) = (None, HashMap::new());
+            // The reading thread has logged why it ended.
+            return (self.events, self.folders) = (None, HashMap::new());
         };
         for event in &events {
             self.take(event);
@@ -85,7 +87,7 @@ impl CgroupWatch {
 
     fn take(&mut self, event: &InotifyEvent) {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-            // What was missed is found again from the top.
+            // Events were lost: search again from the top.
             self.folders.clear();
             return self.find();
         }
@@ -102,17 +104,17 @@ impl CgroupWatch {
 
     /// Watches a folder, and those in it down to the pods'.
     fn watch(&mut self, folder: PathBuf) {
-        let Some(told) = &self.told else { return };
-        match told.inotify.add_watch(&folder, CHANGES) {
+        let Some(events) = &self.events else { return };
+        match events.inotify.add_watch(&folder, CHANGES) {
             Ok(watch) => drop(self.folders.insert(watch, folder.clone())),
-            // It is gone already.
+            // The folder is gone already.
             Err(Errno::ENOENT) => return,
             Err(errno) => {
                 let error = io::Error::from(errno);
                 return warn!(folder = %folder.display(), error = &error as &dyn std::error::Error, "not watched");
             }
         }
-        // What was made in it before it was watched.
+        // Folders that were made in it before it was watched.
         if !is_pods(&folder) {
             for below in folders(&folder) {
                 self.watch(below);
@@ -121,19 +123,19 @@ impl CgroupWatch {
     }
 }
 
-impl Told {
+impl KernelEvents {
     fn begin() -> io::Result<Self> {
         let inotify = Arc::new(Inotify::init(InitFlags::IN_CLOEXEC)?);
-        let (sender, events) = mpsc::unbounded_channel();
+        let (sender, queue) = mpsc::unbounded_channel();
         let reading = inotify.clone();
         thread::Builder::new()
             .name("cgroup_watch".to_owned())
             .spawn(move || read(&reading, &sender))?;
-        Ok(Self { inotify, events })
+        Ok(Self { inotify, queue })
     }
 }
 
-/// On a thread of its own, for reading waits. It ends with the first event that nobody wants.
+/// Runs on a thread of its own, because reading blocks. Ends with the first event after the receiver is gone.
 fn read(inotify: &Inotify, events: &UnboundedSender<Vec<InotifyEvent>>) {
     loop {
         match inotify.read_events() {
@@ -152,12 +154,12 @@ fn read(inotify: &Inotify, events: &UnboundedSender<Vec<InotifyEvent>>) {
     }
 }
 
-/// Whether it is the top of the kubelet's part.
+/// Whether `folder` is the top of the kubelet's part.
 fn is_kubelets(folder: &Path) -> bool {
     name(folder).contains("kubepods")
 }
 
-/// Whether it is a pod's: `pod<uid>`, or `kubepods-burstable-pod<uid>.slice`.
+/// Whether `folder` is a pod's: `pod<uid>`, or `kubepods-burstable-pod<uid>.slice`.
 fn is_pods(folder: &Path) -> bool {
     let name = name(folder);
     name.starts_with("pod") || name.contains("-pod")
@@ -184,8 +186,10 @@ mod tests {
 
     const UID: &str = "4b2f7a1e-93c1-4f6e-9d61-0f4b6f1f2a3b";
 
-    async fn told(cgroup_watch: &mut CgroupWatch) {
-        time::timeout(Duration::from_secs(30), cgroup_watch.news()).await.expect("to be told");
+    async fn next_change(cgroup_watch: &mut CgroupWatch) {
+        time::timeout(Duration::from_secs(30), cgroup_watch.wait_for_change())
+            .await
+            .expect("an event");
     }
 
     async fn is_seen(class: &str, pod: &str, container: &str) {
@@ -198,14 +202,14 @@ mod tests {
         // A pod that was there with its container before it was watched, and one that was not.
         let pod = class.join(pod);
         fs::create_dir_all(pod.join(container)).unwrap();
-        told(&mut cgroup_watch).await;
+        next_change(&mut cgroup_watch).await;
         assert!(
             cgroup_watch.folders.values().any(|folder| *folder == pod),
             "{:?}",
             cgroup_watch.folders
         );
         fs::create_dir(pod.join("another")).unwrap();
-        told(&mut cgroup_watch).await;
+        next_change(&mut cgroup_watch).await;
         assert!(
             cgroup_watch.folders.values().all(|folder| !folder.starts_with(pod.join(container)))
         );
@@ -214,7 +218,7 @@ mod tests {
         fs::remove_dir(pod.join(container)).unwrap();
         fs::remove_dir(&pod).unwrap();
         while cgroup_watch.folders.len() == watched {
-            told(&mut cgroup_watch).await;
+            next_change(&mut cgroup_watch).await;
         }
     }
 

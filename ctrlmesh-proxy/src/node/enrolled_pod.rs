@@ -12,8 +12,8 @@ use super::pod_list::Pod;
 use ctrlmesh_intercept::cgroup::Cgroup;
 use ctrlmesh_intercept::{Attach, Slot};
 
-/// What is said of a pod that waits for no longer than this is said to nobody: its container is only being started.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A pod that waits for less is not logged: its container is only being started.
+const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// A pod that the kernel knows.
 pub(super) struct EnrolledPod {
@@ -27,40 +27,40 @@ pub(super) struct EnrolledPod {
 
 /// A pod whose connections are taken.
 pub(super) enum Serving {
-    /// By us.
-    Here(Here),
-    /// By the proxy inside it.
-    Inside,
+    /// By this process.
+    Node(NodeServing),
+    /// By the proxy inside the pod.
+    Sidecar,
 }
 
-/// How we take a pod's connections.
-pub(super) struct Here {
+/// How this process takes a pod's connections.
+pub(super) struct NodeServing {
     pub(super) network: NetworkId,
-    /// By what it was found.
+    /// The file by which the network namespace was found.
     pub(super) file: PathBuf,
     pub(super) gone: CancellationToken,
 }
 
-/// What a pod waits for.
+/// Why a pod is not served yet, so that it is logged once.
 pub(super) struct Complaint {
     text: String,
     since: Instant,
-    said: bool,
+    logged: bool,
 }
 
 impl EnrolledPod {
     /// Whether its cgroup is still the one that was attached, and its network namespace the one that is listened in,
     /// as far as that can be seen.
-    pub(super) fn lives(&self) -> bool {
-        is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.moved()
+    pub(super) fn is_current(&self) -> bool {
+        is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.network_changed()
     }
 
-    fn moved(&self) -> bool {
-        let Some(Serving::Here(serving)) = &self.serving else { return false };
+    fn network_changed(&self) -> bool {
+        let Some(Serving::Node(serving)) = &self.serving else { return false };
         if let Some(file) = &self.pod.network {
             return NetworkId::of(file).is_ok_and(|now| now != serving.network);
         }
-        // The process by which it was found, the pod's oldest, may be gone, and its number another's.
+        // The pod's oldest process, by which it was found, may be gone, and its PID another's.
         if NetworkId::of(&serving.file).is_ok_and(|now| now == serving.network) {
             return false;
         }
@@ -71,18 +71,18 @@ impl EnrolledPod {
 
 impl Complaint {
     pub(super) fn new(text: String) -> Self {
-        Self { text, since: Instant::now(), said: false }
+        Self { text, since: Instant::now(), logged: false }
     }
 
-    /// Whether `text` is what it says, and it is time to say so; once.
-    pub(super) fn due(&mut self, text: &str) -> bool {
+    /// Whether `text` is to be logged now. True once for each text.
+    pub(super) fn is_due(&mut self, text: &str) -> bool {
         if self.text != text {
-            // One that was said already is followed by others at once.
-            self.said = false;
+            // After one was logged, the next is logged at once.
+            self.logged = false;
             text.clone_into(&mut self.text);
         }
-        let due = !self.said && self.since.elapsed() >= PATIENCE;
-        self.said |= due;
+        let due = !self.logged && self.since.elapsed() >= GRACE_PERIOD;
+        self.logged |= due;
         due
     }
 }

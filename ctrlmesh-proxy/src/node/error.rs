@@ -13,7 +13,7 @@ pub enum NodeError {
     /// The kernel does not let us.
     #[error("prepare interception")]
     Intercept(#[from] ctrlmesh_intercept::Error),
-    /// There is no thread that says that we live.
+    /// The thread cannot be started.
     #[error("start the thread that beats")]
     Heartbeat(#[source] io::Error),
     /// There is no list of pods.

@@ -33,20 +33,20 @@ use ctrlmesh_intercept::Slot;
 /// The protocol version. A process refuses another version.
 const VERSION: u32 = 1;
 
-/// How long a successor may take to say that it has everything. Until then we serve.
-const TAKEN_WITHIN: Duration = Duration::from_secs(3);
+/// For the successor to confirm that everything arrived. Until then this process serves.
+const TAKEN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long it may take to serve from there on: meanwhile we go on to accept, beside it. Who lives and takes longer has
-/// the sockets, and what comes waits there.
-const SERVED_WITHIN: Duration = Duration::from_secs(3);
+/// For the successor to serve after that. Meanwhile this process accepts, too. Where a successor takes longer, new
+/// connections wait at the sockets, which it has.
+const SERVING_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The longest packet, in bytes: a network namespace in which every pod of a node is.
+/// The longest packet, in bytes: a network namespace that every pod of a node shares.
 const MAX_PACKET_BYTES: usize = 64 * 1024;
 
 /// The most sockets in a packet.
 const MAX_SOCKETS: usize = 2;
 
-/// Those who may wait to be let in.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 8;
 
 /// The right to serve the node's pods.
@@ -56,12 +56,12 @@ pub(super) struct ServingLock {
     successor: Option<Link>,
 }
 
-/// Whether it is ours.
+/// What came of claiming the lock.
 pub(super) enum Claim {
     Ours(ServingLock),
-    /// Another process has it, and will give it.
+    /// Another process has it, and will hand it over.
     Theirs(Predecessor),
-    /// Another process begins or ends at this very moment.
+    /// Its holder is starting or ending; try again.
     Later,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Predecessor {
     listeners: Vec<InheritedListener>,
 }
 
-/// One process on the way to another.
+/// The connection between a process and its successor.
 pub(super) struct Link(UnixStream);
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -121,7 +121,7 @@ pub(super) fn claim(folder: &Path) -> io::Result<Claim> {
 
 impl ServingLock {
     fn open(lock: OwnedFd, handover_socket: &PathBuf) -> io::Result<Self> {
-        // Of a process that is gone: nobody else could make it while we hold the lock.
+        // The socket of a process that is gone: only the holder of the lock makes one.
         if let Err(error) = fs::remove_file(handover_socket)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -133,8 +133,8 @@ impl ServingLock {
         Ok(Self { lock, handover_socket: unix_listener(socket)?, successor: None })
     }
 
-    /// Lets a process in that is to follow this one; completes when one came. The last that came is the one.
-    pub(super) async fn attend(&mut self) -> io::Result<()> {
+    /// Accepts the connection of a successor. A later one replaces it.
+    pub(super) async fn accept_successor(&mut self) -> io::Result<()> {
         let (accepted, _) = self.handover_socket.accept().await?;
         if accepted.peer_cred()?.uid() == Uid::effective().as_raw() {
             info!("another process waits to follow this one");
@@ -148,21 +148,20 @@ impl ServingLock {
         self.successor.is_some()
     }
 
-    /// Gives everything to the process that follows, and returns once that serves. The sockets are still ours, too:
-    /// they are to be dropped.
+    /// Hands everything over to the successor, and returns once that serves. The caller then drops its own sockets.
     ///
     /// # Errors
-    /// Where it does not take them, or dies before it serves: then this process serves on, and the next successor
+    /// The successor does not take them, or dies before it serves. Then this process serves on, and the next successor
     /// gets everything anew.
     pub(super) async fn give(&mut self, listeners: Vec<InheritedListener>) -> io::Result<()> {
         let Some(successor) = self.successor.take() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        let given = time::timeout(TAKEN_WITHIN, self.hand(&successor, listeners)).await;
+        let given = time::timeout(TAKEN_TIMEOUT, self.send_all(&successor, listeners)).await;
         given.map_err(|_elapsed| io::Error::from(io::ErrorKind::TimedOut)).flatten()?;
-        match time::timeout(SERVED_WITHIN, successor.receive()).await {
+        match time::timeout(SERVING_TIMEOUT, successor.receive()).await {
             Ok(Ok(Some((Message::Serves, _)))) => Ok(()),
-            // The lock is still ours, too, and so are all sockets.
+            // This process still holds the lock and all sockets.
             Ok(Ok(_)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(Err(error)) => Err(error),
             Err(_elapsed) => {
@@ -172,7 +171,11 @@ impl ServingLock {
         }
     }
 
-    async fn hand(&self, successor: &Link, listeners: Vec<InheritedListener>) -> io::Result<()> {
+    async fn send_all(
+        &self,
+        successor: &Link,
+        listeners: Vec<InheritedListener>,
+    ) -> io::Result<()> {
         let serving_lock = Message::Lock { version: VERSION };
         successor.send(&serving_lock, &[self.lock.as_fd(), self.handover_socket.as_fd()]).await?;
         for InheritedListener { network: NetworkId { device, inode }, port, slots, listener } in
@@ -191,9 +194,8 @@ impl ServingLock {
 }
 
 impl Predecessor {
-    /// Waits until everything is given; gives whether it was, and not that the process has ended. What has arrived
-    /// before this is dropped is not lost.
-    pub(super) async fn gives(&mut self) -> io::Result<bool> {
+    /// Waits until everything has arrived. Returns false where the process has ended instead. Cancel safe.
+    pub(super) async fn receive_all(&mut self) -> io::Result<bool> {
         loop {
             let Some((message, mut sockets)) = self.link.receive().await? else { return Ok(false) };
             match (message, sockets.pop(), sockets.pop()) {
@@ -215,8 +217,9 @@ impl Predecessor {
         }
     }
 
-    /// Takes what was sent, and confirms it. [`Link::serves`] is called once the pods are served.
-    pub(super) async fn take(self) -> io::Result<(ServingLock, Vec<InheritedListener>, Link)> {
+    /// Takes the lock and the listeners, and confirms them. [`Link::confirm_serving`] is called once the pods are
+    /// served.
+    pub(super) async fn accept(self) -> io::Result<(ServingLock, Vec<InheritedListener>, Link)> {
         let Self { link, serving_lock, listeners } = self;
         let (lock, handover_socket) = serving_lock.ok_or(io::ErrorKind::InvalidData)?;
         let serving_lock =
@@ -227,8 +230,8 @@ impl Predecessor {
 }
 
 impl Link {
-    /// Says to the process before this one that it is needed no more.
-    pub(super) async fn serves(self) -> io::Result<()> {
+    /// Tells the process before this one that it is needed no more.
+    pub(super) async fn confirm_serving(self) -> io::Result<()> {
         self.send(&Message::Serves, &[]).await
     }
 
@@ -247,10 +250,10 @@ impl Link {
         self.0.async_io(Interest::WRITABLE, send).await
     }
 
-    /// The next packet; nothing where the other process has closed the connection, or is gone.
+    /// The next packet; `None` where the other process has closed the connection, or is gone.
     async fn receive(&self) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
         match self.0.async_io(Interest::READABLE, || receive(&self.0)).await {
-            // It never got to let us in.
+            // The process ended before it accepted this connection.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
             received => received,
         }
@@ -331,12 +334,12 @@ mod tests {
         listeners.push(inherited(&slots));
         for _ in 0..2 {
             let mut next = theirs(folder.path());
-            serving_lock.attend().await.unwrap();
+            serving_lock.accept_successor().await.unwrap();
             let ports: Vec<u16> = listeners.iter().map(|one| one.port).collect();
             let (given, taken) = tokio::join!(serving_lock.give(listeners), async {
-                assert!(next.gives().await.unwrap());
-                let (serving_lock, sockets, link) = next.take().await.unwrap();
-                link.serves().await.unwrap();
+                assert!(next.receive_all().await.unwrap());
+                let (serving_lock, sockets, link) = next.accept().await.unwrap();
+                link.confirm_serving().await.unwrap();
                 (serving_lock, sockets)
             });
             given.unwrap();
@@ -356,12 +359,12 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let mut serving_lock = ours(folder.path());
         drop(theirs(folder.path()));
-        serving_lock.attend().await.unwrap();
+        serving_lock.accept_successor().await.unwrap();
         assert!(serving_lock.give(vec![inherited(&[1])]).await.is_err());
         assert!(!serving_lock.has_successor());
         let mut next = theirs(folder.path());
         drop(serving_lock);
-        assert!(!next.gives().await.unwrap());
+        assert!(!next.receive_all().await.unwrap());
         drop(ours(folder.path()));
     }
 
@@ -370,19 +373,19 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let mut serving_lock = ours(folder.path());
         let mut next = theirs(folder.path());
-        serving_lock.attend().await.unwrap();
+        serving_lock.accept_successor().await.unwrap();
         let (given, ()) = tokio::join!(serving_lock.give(vec![inherited(&[1])]), async {
-            assert!(next.gives().await.unwrap());
-            drop(next.take().await.unwrap());
+            assert!(next.receive_all().await.unwrap());
+            drop(next.accept().await.unwrap());
         });
         assert!(given.is_err());
         // The next one connects to the same socket, and gets everything.
         let mut last = theirs(folder.path());
-        serving_lock.attend().await.unwrap();
+        serving_lock.accept_successor().await.unwrap();
         let (given, received) = tokio::join!(serving_lock.give(vec![inherited(&[1])]), async {
-            assert!(last.gives().await.unwrap());
-            let (serving_lock, sockets, link) = last.take().await.unwrap();
-            link.serves().await.unwrap();
+            assert!(last.receive_all().await.unwrap());
+            let (serving_lock, sockets, link) = last.accept().await.unwrap();
+            link.confirm_serving().await.unwrap();
             assert_eq!(sockets.len(), 1);
             serving_lock
         });
@@ -404,7 +407,7 @@ mod tests {
             .send(&message, &[serving_lock.lock.as_fd(), serving_lock.handover_socket.as_fd()])
             .await
             .unwrap();
-        assert!(next.gives().await.unwrap_err().to_string().contains("not understood"));
-        assert!(next.take().await.is_err());
+        assert!(next.receive_all().await.unwrap_err().to_string().contains("not understood"));
+        assert!(next.accept().await.is_err());
     }
 }

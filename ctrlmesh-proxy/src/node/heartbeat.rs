@@ -1,8 +1,7 @@
 //! Sends heartbeats for pods from a thread of its own.
 //!
-//! A thread of its own: the one that accepts connections attaches pods too, and waits for other loaders at times, which
-//! would silence it for all pods. It beats only for as long as that thread comes round, so that one that hangs is found
-//! out all the same.
+//! The thread that accepts connections also attaches pods, and sometimes waits for other loaders. Heartbeats from there
+//! would stop for all pods meanwhile. This thread stops them itself where the accepting thread hangs.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,10 +19,10 @@ use crate::policy::file_poll::POLL_INTERVAL;
 use ctrlmesh_intercept::Slot;
 use ctrlmesh_runtime::drain::Drain;
 
-/// For how long the thread that accepts may be busy before it counts as hanging.
-const LEASH: Duration = Duration::from_secs(30);
+/// The accepting thread counts as hanging when it is busy for longer.
+const MAX_BUSY: Duration = Duration::from_secs(30);
 
-/// Beats for pods until it is dropped.
+/// Sends heartbeats until it is dropped.
 pub(super) struct HeartbeatThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -35,40 +34,39 @@ struct Shared {
 }
 
 struct State {
-    /// For whom.
     slots: BTreeSet<Slot>,
-    /// When the thread that accepts came round at last.
-    round: Instant,
+    /// When the accepting thread last ran.
+    last_run: Instant,
     over: bool,
 }
 
 impl HeartbeatThread {
-    /// Begins, for nobody yet.
+    /// Starts the thread, without pods.
     pub(super) fn begin(
         mut beats: ctrlmesh_intercept::HeartbeatWriter,
         drain: &Drain,
     ) -> io::Result<Self> {
-        let state = State { slots: BTreeSet::new(), round: Instant::now(), over: false };
+        let state = State { slots: BTreeSet::new(), last_run: Instant::now(), over: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), ended: Condvar::new() });
-        let told = shared.clone();
+        let beating = shared.clone();
         let thread = thread::Builder::new()
             .name("beat".to_owned())
-            .spawn(move || told.beat_until_over(|slot| beats.beat(u32::from(slot.get()))))?;
-        drain.spawn(come_round(shared.clone(), drain.clone()));
+            .spawn(move || beating.beat_until_over(|slot| beats.beat(u32::from(slot.get()))))?;
+        drain.spawn(record_runs(shared.clone(), drain.clone()));
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Beats for a pod from now on.
+    /// Adds a pod.
     pub(super) fn join(&self, slot: Slot) {
         self.shared.state().slots.insert(slot);
     }
 
-    /// Beats for a pod no more.
+    /// Removes a pod.
     pub(super) fn leave(&self, slot: Slot) {
         self.shared.state().slots.remove(&slot);
     }
 
-    /// Beats for nobody.
+    /// Removes all pods.
     pub(super) fn stop(&self) {
         drop(mem::take(&mut self.shared.state().slots));
     }
@@ -92,7 +90,7 @@ impl Shared {
     fn beat_until_over(&self, mut beat: impl FnMut(Slot) -> Result<(), ctrlmesh_intercept::Error>) {
         while let Some(slots) = self.due() {
             for slot in slots {
-                // One that is gone already must not silence the others.
+                // A pod that is gone must not stop the heartbeats of others.
                 if let Err(error) = beat(slot)
                     && self.state().slots.contains(&slot)
                 {
@@ -103,25 +101,25 @@ impl Shared {
         }
     }
 
-    /// For whom to beat now; nothing when it is over.
+    /// The pods to beat for now; `None` when the thread is to end.
     fn due(&self) -> Option<BTreeSet<Slot>> {
         let state = self.state();
-        let comes_round = state.round.elapsed() < LEASH;
-        let slots = if comes_round { state.slots.clone() } else { BTreeSet::new() };
+        let is_alive = state.last_run.elapsed() < MAX_BUSY;
+        let slots = if is_alive { state.slots.clone() } else { BTreeSet::new() };
         (!state.over).then_some(slots)
     }
 }
 
-/// Says that this thread comes round, until shutdown.
-async fn come_round(shared: Arc<Shared>, drain: Drain) {
+/// Records that the accepting thread runs, until shutdown.
+async fn record_runs(shared: Arc<Shared>, drain: Drain) {
     let ticks = async {
         loop {
-            shared.state().round = Instant::now();
+            shared.state().last_run = Instant::now();
             time::sleep(POLL_INTERVAL).await;
         }
     };
     tokio::select! {
-        // The pods are let go of.
+        // Shutdown: the pods are released.
         () = drain.started() => {}
         () = ticks => {}
     }
@@ -132,14 +130,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_does_not_come_round_counts_as_hanging() {
+    fn a_thread_that_is_busy_too_long_counts_as_hanging() {
         let slots = BTreeSet::from([Slot::new(7)]);
         let since = |busy: Duration| {
-            let round = Instant::now().checked_sub(busy).unwrap();
-            let state = State { slots: slots.clone(), round, over: false };
+            let last_run = Instant::now().checked_sub(busy).unwrap();
+            let state = State { slots: slots.clone(), last_run, over: false };
             Shared { state: Mutex::new(state), ended: Condvar::new() }.due()
         };
         assert_eq!(since(Duration::ZERO), Some(slots.clone()));
-        assert_eq!(since(LEASH), Some(BTreeSet::new()));
+        assert_eq!(since(MAX_BUSY), Some(BTreeSet::new()));
     }
 }

@@ -1,7 +1,7 @@
 //! Listens in the network namespaces of pods.
 //!
-//! At one socket in each network namespace: pods that share the host's share its socket. A connection names its pod by
-//! an address that any process of the namespace can dial, so a socket takes only the pods of its own namespace.
+//! Each network namespace has one socket, which all its pods share. A connection names its pod by an address that any
+//! process of the namespace can dial, so a socket takes only the pods of its own namespace.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -21,7 +21,7 @@ use ctrlmesh_intercept::listener::{self, Namespace};
 use ctrlmesh_intercept::{Error, Originals, Slot};
 use ctrlmesh_runtime::drain::Drain;
 
-/// A network namespace, whatever it is called.
+/// Identifies a network namespace, by the device and inode of its file.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct NetworkId {
     pub(super) device: u64,
@@ -35,19 +35,19 @@ pub(super) struct Networks {
     pub(super) port: u16,
     pub(super) drain: Drain,
     pub(super) open: HashMap<NetworkId, Network>,
-    /// What the process before this one listened with, and nobody has asked for yet.
+    /// Listeners of the process before this one that no pod has joined yet.
     pub(super) inherited: HashMap<NetworkId, InheritedListener>,
 }
 
 /// One network namespace's socket; it closes when this is dropped.
 pub(super) struct Network {
     listener: TcpListener,
-    /// The same socket, as long as nobody accepts there.
+    /// The same socket, until accepting begins.
     waiting: Option<tokio::net::TcpListener>,
     pods: Arc<RwLock<HashSet<Slot>>>,
-    /// Those whose connections the kernel sends here already, for the process before this one told it to. Until they
-    /// have all joined nobody accepts: a connection of one that has not would be nobody's.
-    known: HashSet<Slot>,
+    /// Pods whose connections the kernel sends here already, because of the process before this one. Accepting begins
+    /// once all have joined: a connection of one that has not would be closed.
+    expected: HashSet<Slot>,
     stop: CancellationToken,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Network {
 pub(super) struct InheritedListener {
     pub(super) network: NetworkId,
     pub(super) port: u16,
-    /// Pods whose connections the kernel sends there.
+    /// The pods whose connections the kernel sends there.
     pub(super) slots: Vec<Slot>,
     pub(super) listener: TcpListener,
 }
@@ -67,8 +67,8 @@ impl NetworkId {
     }
 }
 
-/// The network namespaces of the processes of a pod, that of the oldest first, other than the node's: a process that is
-/// only being started is still in that. And why there may be others.
+/// The network namespaces of a pod's processes, the oldest process first. The node's is left out, in which a process is
+/// that has just been started. The error tells why some may be missing.
 pub(super) fn of_processes(cgroup: &Path) -> (Vec<(NetworkId, PathBuf)>, Option<Error>) {
     let nodes: Vec<NetworkId> =
         ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one)).ok()).collect();
@@ -82,8 +82,8 @@ fn namespace(process: &str) -> PathBuf {
 }
 
 impl Networks {
-    /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`; gives the socket
-    /// of which the kernel is to be told, where it does not know of it.
+    /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`. Returns the socket
+    /// that the caller has to register in the kernel; `None` where it is registered.
     pub(super) fn join(
         &mut self,
         id: NetworkId,
@@ -94,23 +94,23 @@ impl Networks {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(vacant) => {
                 let inherited = self.inherited.remove(&id).filter(|one| one.port == self.port);
-                let (listener, known) = match inherited {
+                let (listener, expected) = match inherited {
                     Some(InheritedListener { listener, slots, .. }) => (listener, slots),
                     None => (listener::outbound(&Namespace::open(file)?, self.port)?, Vec::new()),
                 };
-                vacant.insert(Network::open(listener, known)?)
+                vacant.insert(Network::open(listener, expected)?)
             }
         };
         write(&network.pods).insert(slot);
-        // Once: it may be told of another one later.
-        let known = network.known.remove(&slot);
-        if network.known.is_empty() {
+        // Once: a later listener of this pod is not registered.
+        let is_registered = network.expected.remove(&slot);
+        if network.expected.is_empty() {
             network.accept(self.acceptor.clone(), &self.originals, &self.drain);
         }
-        Ok((!known).then_some(&network.listener))
+        Ok((!is_registered).then_some(&network.listener))
     }
 
-    /// Closes what was inherited and nobody needs, and waits for none of the pods any more that have not joined.
+    /// Closes inherited listeners that no pod needs, and accepts without the pods that have not joined.
     pub(super) fn settle(&mut self) {
         self.inherited.clear();
         for network in self.open.values_mut() {
@@ -118,7 +118,7 @@ impl Networks {
         }
     }
 
-    /// What the next process is to listen with.
+    /// The listeners for the next process.
     pub(super) fn listeners(&self) -> io::Result<Vec<InheritedListener>> {
         let inherited = |(id, network): (&NetworkId, &Network)| {
             let pods = read(&network.pods).clone();
@@ -128,7 +128,7 @@ impl Networks {
         self.open.iter().map(inherited).collect()
     }
 
-    /// Takes no more connections of a pod; a socket without pods closes.
+    /// Removes a pod; a socket without pods closes.
     pub(super) fn leave(&mut self, id: NetworkId, slot: Slot) {
         let Some(network) = self.open.get(&id) else { return };
         let mut pods = write(&network.pods);
@@ -142,22 +142,23 @@ impl Networks {
 }
 
 impl Network {
-    fn open(listener: TcpListener, known: Vec<Slot>) -> Result<Self, Error> {
+    fn open(listener: TcpListener, expected: Vec<Slot>) -> Result<Self, Error> {
         let failed = |source| Error::Listen {
             address: listener.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0))),
             source,
         };
         let waiting = listener.try_clone().and_then(tokio::net::TcpListener::from_std);
         let waiting = Some(waiting.map_err(failed)?);
-        let (pods, known, stop) = (Arc::default(), known.into_iter().collect(), <_>::default());
-        Ok(Self { listener, waiting, pods, known, stop })
+        let (pods, expected, stop) =
+            (Arc::default(), expected.into_iter().collect(), <_>::default());
+        Ok(Self { listener, waiting, pods, expected, stop })
     }
 
     /// Accepts from now on, unless it does already.
     fn accept(&mut self, acceptor: Acceptor, originals: &Arc<Originals>, drain: &Drain) {
         let Some(listener) = self.waiting.take() else { return };
-        let (originals, here) = (originals.clone(), self.pods.clone());
-        let origin = move |own, client| origin(&originals, &here, own, client);
+        let (originals, pods) = (originals.clone(), self.pods.clone());
+        let origin = move |own, client| origin(&originals, &pods, own, client);
         let (accepting, stopped) =
             (acceptor.run(listener, origin, drain.clone()), self.stop.clone());
         drain.spawn(async move {
@@ -172,10 +173,10 @@ impl Drop for Network {
     }
 }
 
-/// Whose connection it is, if it is one of a pod that is `here`.
+/// The origin of a connection, if it is of one of `pods`.
 fn origin(
     originals: &Originals,
-    here: &RwLock<HashSet<Slot>>,
+    pods: &RwLock<HashSet<Slot>>,
     own: SocketAddr,
     client: SocketAddr,
 ) -> Option<Origin> {
@@ -186,8 +187,8 @@ fn origin(
             return None;
         }
     };
-    let known = read(here).contains(&original.slot);
-    known.then(|| Origin {
+    let is_ours = read(pods).contains(&original.slot);
+    is_ours.then(|| Origin {
         pod: Some(PodSlot(original.slot.get())),
         destination: Some(original.target),
     })

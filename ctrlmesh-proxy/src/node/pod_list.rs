@@ -1,7 +1,7 @@
 //! Parses the file that lists the pods to serve.
 //!
-//! Takes a file in YAML or JSON, gives a list. Paths in it are relative to its folder. A list that does not parse, or
-//! that says too little or too much of a pod, is refused as a whole: half of a list would let go of the other half.
+//! The file is YAML or JSON; paths in it are relative to its folder. A list with any error is refused as a whole:
+//! half of a list would release the pods of the other half.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::policy::{History, Kept, PodLabel, PodName, Source};
+use crate::policy::{History, HistoryFile, PodLabel, PodName, Source};
 
 /// The most that is read, in bytes: some thousand pods.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
@@ -107,14 +107,14 @@ pub enum PodsError {
 }
 
 impl Pod {
-    /// What it may have read before it was served, as far as that was kept in `state`.
+    /// The policies under which the pod may have read before, as far as `state` holds them.
     pub(super) fn history(&self, state: Option<&Path>) -> Arc<History> {
         let Some(state) = state else { return History::unknown() };
         let uid = match &self.place {
             CgroupLocation::Uid(uid) => uid.as_str(),
             CgroupLocation::Cgroup(_) => "",
         };
-        History::kept(Kept::of(state, Some(&self.name), uid))
+        History::load(HistoryFile::of(state, Some(&self.name), uid))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads the list of pods from a file or from the manager.
 //!
-//! A file, or the manager. What neither of them has said yet is no reason to let go of a pod that a former process was
-//! told to serve: its links are there still, and refuse what would otherwise pass.
+//! A pod that is missing from an incomplete list is not released: a former process may have attached it, and its links
+//! refuse connections that would otherwise pass.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,28 +15,28 @@ use super::error::NotServed;
 use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
 use crate::metrics::Metrics;
 use crate::policy::file_poll::FilePoll;
-use crate::policy::subscription::{self, Followed};
+use crate::policy::subscription::{self, Subscription};
 use crate::policy::{self, Current, PodPolicies};
 use ctrlmesh_runtime::drain::Drain;
 
-/// Who says which pods are to be served.
+/// Where the list of pods comes from.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// A file with a list of them.
+    /// A file with the list.
     File(PathBuf),
     /// The manager.
-    Manager(Followed),
+    Manager(Subscription),
 }
 
-/// What is said, as it changes.
+/// The list of pods, as it changes.
 #[derive(Debug)]
 pub(super) enum PodSource {
     File(FilePoll),
-    Manager(Followed),
+    Manager(Subscription),
 }
 
 impl PodSource {
-    /// The first list.
+    /// Returns the first list, too.
     ///
     /// # Errors
     /// Where there is none.
@@ -65,27 +65,27 @@ impl PodSource {
         }
     }
 
-    /// Where the API server is, besides what we were told, where that may have changed since.
-    pub(super) fn moved(&mut self) -> Option<Arc<[SocketAddr]>> {
-        let Self::Manager(Followed { servers, .. }) = self else { return None };
-        let moved = servers.has_changed().unwrap_or_default();
-        moved.then(|| servers.borrow_and_update().clone())
+    /// The API server's addresses beside the configured ones, where they may have changed since the last call.
+    pub(super) fn changed_servers(&mut self) -> Option<Arc<[SocketAddr]>> {
+        let Self::Manager(Subscription { servers, .. }) = self else { return None };
+        let changed = servers.has_changed().unwrap_or_default();
+        changed.then(|| servers.borrow_and_update().clone())
     }
 
-    /// Completes when there is a change that need not wait for the next look.
-    pub(super) async fn news(&mut self) {
+    /// Completes at a change of the manager's list. A file is polled instead.
+    pub(super) async fn wait_for_change(&mut self) {
         match self {
             Self::File(_) => std::future::pending().await,
-            Self::Manager(Followed { policies, whole, servers }) => {
+            Self::Manager(Subscription { policies, whole, servers }) => {
                 let ended = tokio::select! {
                     changed = policies.changed() => changed.is_err(),
                     whole = whole.changed() => whole.is_err(),
-                    moved = servers.changed() => {
+                    changed = servers.changed() => {
                         servers.mark_changed();
-                        moved.is_err()
+                        changed.is_err()
                     }
                 };
-                // It is to be seen by who looks next.
+                // So that `changed` returns the list.
                 policies.mark_changed();
                 if ended {
                     std::future::pending::<()>().await;
@@ -94,7 +94,7 @@ impl PodSource {
         }
     }
 
-    /// Whether everything was said that there is to say: who is not on the list now is not to be served.
+    /// Whether the list is complete, so that a pod which is not on it is not to be served.
     pub(super) fn is_whole(&self) -> bool {
         match self {
             Self::File(_) => true,
@@ -102,7 +102,7 @@ impl PodSource {
         }
     }
 
-    /// The policy of a pod of the list, until it is `gone`.
+    /// The policy of a pod of the list, followed until the pod is `gone`.
     ///
     /// # Errors
     /// Where there is none, or one that cannot be applied.
@@ -123,7 +123,7 @@ impl PodSource {
     }
 }
 
-/// The pods of which the manager says that the node redirects their connections.
+/// The pods whose connections the node redirects, by the manager's list.
 fn of(policies: &PodPolicies) -> Vec<Pod> {
     let pods = policies.iter().filter_map(|(name, one)| {
         let container = one.policy.container.clone();
@@ -173,9 +173,9 @@ mod tests {
             entry("b", Redirect::Nowhere, None),
             entry("c", Redirect::Sidecar, Some("7c1f")),
         ]);
-        let takers: Vec<_> =
+        let served_by: Vec<_> =
             of(&policies).into_iter().map(|pod| (pod.name.name, pod.served_by)).collect();
         let sidecar = ServedBy::Sidecar { container: Some("7c1f".to_owned()) };
-        assert_eq!(takers, [("a".to_owned(), ServedBy::Node), ("c".to_owned(), sidecar)]);
+        assert_eq!(served_by, [("a".to_owned(), ServedBy::Node), ("c".to_owned(), sidecar)]);
     }
 }

@@ -1,9 +1,9 @@
-//! Attaches, listens for, and lets go of pods, as the list says.
+//! Attaches, listens for, and releases pods, as the list says.
 //!
-//! It is attached in the kernel, gets a listener in its network namespace and a policy. In that order: from the first
-//! step on a pod's connections are refused, and they pass as its policy says after the last; a pod that cannot be
-//! served waits, refused or passed as it asked for, and is tried again. A pod that is gone, or no longer on the list,
-//! is let go of.
+//! A pod is attached in the kernel, then gets a listener in its network namespace and a policy. After the first step
+//! its connections are refused; after the last they pass as the policy says. A pod that cannot be served is tried
+//! again; meanwhile its connections are refused, or pass if it fails open. A pod that is gone, or no longer on the
+//! list, is released.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::cgroup_watch::CgroupWatch;
-use super::enrolled_pod::{Complaint, EnrolledPod, Here, Serving};
+use super::enrolled_pod::{Complaint, EnrolledPod, NodeServing, Serving};
 use super::error::{NodeError, NotServed};
 use super::heartbeat::HeartbeatThread;
 use super::network::{self, InheritedListener, NetworkId, Networks};
@@ -36,24 +36,24 @@ use ctrlmesh_intercept::{
 };
 use ctrlmesh_runtime::drain::Drain;
 
-/// Whose the attachments are.
+/// The owner of the node's attachments.
 pub(super) const OWNER: &str = "node";
 
-/// How old the proxy's last beat may be before it counts as hanging: twenty beats.
+/// The proxy counts as hanging when its last heartbeat is older: twenty intervals.
 const BEAT_MAX_AGE: Duration = Duration::from_secs(5);
 
-/// How soon it is looked again at pods that are only being started.
-const SOON: Duration = Duration::from_millis(10);
+/// Between two passes while pods are being started.
+const FAST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// For how long after a change of the list pods count as being started.
+/// Pods count as being started for so long after a change of the list.
 const STARTING: Duration = Duration::from_mins(1);
 
-/// What is redirected, and where to.
+/// What the kernel redirects and where to, and the state folders.
 pub(super) struct ReconcilerConfig {
     pub(super) targets: Targets,
     pub(super) port: u16,
     pub(super) pins: PathBuf,
-    /// Folder in which it is kept what pods may have read; without it, that is known of no pod.
+    /// Folder of the pods' histories; without it, every history is unknown.
     pub(super) state: Option<PathBuf>,
 }
 
@@ -61,8 +61,9 @@ pub(super) struct ReconcilerConfig {
 pub(super) struct Reconciler {
     pod_source: PodSource,
     wanted: Arc<Vec<Pod>>,
-    /// What we were told to redirect, and that with wherever else the API server is.
-    told: Targets,
+    /// The targets of the command line.
+    configured_targets: Targets,
+    /// The same, with the API server's other addresses.
     targets: Targets,
     interceptor: Interceptor,
     heartbeat: HeartbeatThread,
@@ -71,12 +72,12 @@ pub(super) struct Reconciler {
     networks: Networks,
     pods: HashMap<PodName, EnrolledPod>,
     served: BySlot,
-    /// Whether the kernel may hold what nobody wants.
-    untidy: bool,
-    /// What each pod waits for, so that it is said once.
+    /// Whether the kernel may hold attachments of pods that are not on the list.
+    needs_cleanup: bool,
+    /// What each pod waits for.
     complaints: HashMap<PodName, Complaint>,
-    /// Until when pods that are not served yet are looked at often.
-    hurry: Instant,
+    /// Until then, pods that are not served yet are tried often.
+    fast_until: Instant,
     state: Option<PathBuf>,
     metrics: Arc<Metrics>,
     drain: Drain,
@@ -103,56 +104,56 @@ impl Reconciler {
         let heartbeat = HeartbeatThread::begin(interceptor.heartbeat_writer()?, &drain)
             .map_err(NodeError::Heartbeat)?;
         let metrics = acceptor.metrics.clone();
-        let (open, inherited, here) = (HashMap::new(), HashMap::new(), drain.clone());
+        let (open, inherited, accepting) = (HashMap::new(), HashMap::new(), drain.clone());
         let hierarchy = Hierarchy::find()?;
         Ok(Self {
             pod_source,
             wanted: Arc::new(wanted),
-            told: targets.clone(),
+            configured_targets: targets.clone(),
             targets,
             interceptor,
             heartbeat,
             cgroup_watch: CgroupWatch::new(hierarchy.mount()),
             hierarchy,
-            networks: Networks { acceptor, originals, port, drain: here, open, inherited },
+            networks: Networks { acceptor, originals, port, drain: accepting, open, inherited },
             pods: HashMap::new(),
             served,
-            untidy: true,
+            needs_cleanup: true,
             complaints: HashMap::new(),
-            hurry: Instant::now() + STARTING,
+            fast_until: Instant::now() + STARTING,
             state,
             metrics,
             drain,
         })
     }
 
-    /// Completes when there may be something to do that need not wait for the next look.
-    pub(super) async fn news(&mut self) {
-        let hurries = self.hurries();
+    /// Completes when something may have changed.
+    pub(super) async fn wait_for_change(&mut self) {
+        let polls_fast = self.polls_fast();
         tokio::select! {
-            () = self.pod_source.news() => {}
-            () = self.cgroup_watch.news() => {}
-            () = time::sleep(SOON), if hurries => {}
+            () = self.pod_source.wait_for_change() => {}
+            () = self.cgroup_watch.wait_for_change() => {}
+            () = time::sleep(FAST_INTERVAL), if polls_fast => {}
         }
     }
 
-    /// Looks for what is only found by looking.
-    pub(super) fn look(&mut self) {
+    /// Searches for the kubelet's cgroups, if they were not found before.
+    pub(super) fn find_cgroups(&mut self) {
         self.cgroup_watch.find();
     }
 
-    /// Whether it is known which pods there are, or at least some.
-    pub(super) fn knows(&mut self) -> bool {
+    /// Whether the list of pods is complete, or names at least some.
+    pub(super) fn knows_pods(&mut self) -> bool {
         self.refresh();
         self.pod_source.is_whole() || !self.wanted.is_empty()
     }
 
-    /// What the next process is to listen with.
+    /// The listeners for the next process.
     pub(super) fn listeners(&self) -> io::Result<Vec<InheritedListener>> {
         self.networks.listeners()
     }
 
-    /// Looks at everything for the first time, with what the process before this one listened with.
+    /// Does the first pass, with the listeners of the process before this one.
     pub(super) async fn inherit(&mut self, listeners: Vec<InheritedListener>) {
         let by_network = listeners.into_iter().map(|one| (one.network, one));
         self.networks.inherited = by_network.collect();
@@ -160,47 +161,48 @@ impl Reconciler {
         self.networks.settle();
     }
 
-    /// Listens no more: the kernel refuses what comes, until another process listens.
+    /// Closes the listeners. The kernel refuses new connections until another process listens.
     pub(super) fn close(&mut self) {
         self.networks.open.clear();
         self.heartbeat.stop();
     }
 
-    /// Whether a pod is only being started, and nobody tells when it is.
-    fn hurries(&self) -> bool {
+    /// Whether a pod is being started, of which no event may come.
+    fn polls_fast(&self) -> bool {
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
         let known = if self.cgroup_watch.is_blind() { self.wanted.len() } else { self.pods.len() };
-        serving < known && Instant::now() < self.hurry
+        serving < known && Instant::now() < self.fast_until
     }
 
-    /// Looks at everything once.
+    /// Brings the kernel, the listeners and the policies in line with the list, once.
     pub(super) async fn pass(&mut self) {
         self.refresh();
-        self.let_go();
+        self.release_stale();
         let mut found: HashSet<PathBuf> = HashSet::new();
         for pod in self.wanted.clone().iter() {
             let before = self.pods.get(&pod.name).is_some_and(|pod| pod.serving.is_some());
             if !before {
                 let served = self.serve(pod, &mut found);
-                self.note(&pod.name, served);
+                self.log_outcome(&pod.name, served);
                 // Connections of other pods wait to be accepted on this thread.
                 task::yield_now().await;
             }
         }
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
-        if self.untidy && self.pod_source.is_whole() {
-            self.untidy = self.tidy(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
+        if self.needs_cleanup && self.pod_source.is_whole() {
+            self.needs_cleanup =
+                self.clean_up(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
         }
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
         self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
     }
 
-    /// Takes the list, where it may have changed.
+    /// Takes the list and the API server's addresses, where they may have changed.
     fn refresh(&mut self) {
         match self.pod_source.changed() {
             Some(Ok(wanted)) => {
                 self.wanted = Arc::new(wanted);
-                self.hurry = Instant::now() + STARTING;
+                self.fast_until = Instant::now() + STARTING;
             }
             Some(Err(error)) => {
                 let error = format!("{:#}", anyhow::Error::from(error));
@@ -208,12 +210,12 @@ impl Reconciler {
             }
             None => {}
         }
-        if let Some(servers) = self.pod_source.moved() {
-            self.retarget(self.told.and(&servers));
+        if let Some(servers) = self.pod_source.changed_servers() {
+            self.retarget(self.configured_targets.and(&servers));
         }
     }
 
-    /// Has the kernel redirect something else, of pods that are attached, too; one where that fails keeps what it had.
+    /// Replaces the targets, also of attached pods. A pod where that fails keeps its old ones.
     fn retarget(&mut self, targets: Targets) {
         self.targets = targets;
         for (name, pod) in &mut self.pods {
@@ -225,33 +227,33 @@ impl Reconciler {
         }
     }
 
-    /// Lets go of the pods that are no longer what or where they were; in the kernel, that is done after those that are
-    /// still wanted were attached anew, so that nothing of theirs passes in between.
-    fn let_go(&mut self) {
+    /// Releases the pods that are gone or changed. The kernel's attachments are removed later, after pods that are
+    /// still on the list were attached anew, so that nothing of theirs passes in between.
+    fn release_stale(&mut self) {
         let wanted: HashMap<&PodName, &Pod> =
             self.wanted.iter().map(|pod| (&pod.name, pod)).collect();
         let stale = self.pods.iter().filter(|(name, enrolled)| {
-            wanted.get(name).is_none_or(|pod| **pod != enrolled.pod) || !enrolled.lives()
+            wanted.get(name).is_none_or(|pod| **pod != enrolled.pod) || !enrolled.is_current()
         });
         let stale: Vec<(PodName, bool)> =
             stale.map(|(name, _)| (name.clone(), wanted.contains_key(name))).collect();
-        // Of a pod that comes back it is said anew.
+        // A pod that comes back is logged again.
         self.complaints.retain(|name, _| wanted.contains_key(name));
         for (name, is_wanted) in stale {
             if let Some(EnrolledPod { slot, serving, .. }) = self.pods.remove(&name) {
                 info!(pod = %name, "pod is served no more");
                 if !is_wanted && let Some(served) = self.served.borrow().get(&PodSlot(slot.get())) {
-                    served.history.let_go();
+                    served.history.record_release();
                 }
                 self.end(slot, serving);
                 self.metrics.forget(&name.to_string());
                 self.complaints.remove(&name);
-                self.untidy = true;
+                self.needs_cleanup = true;
             }
         }
     }
 
-    /// Attaches a pod and takes its connections, as far as that was not done before.
+    /// Attaches a pod, if it is not attached yet, and takes its connections.
     fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), NotServed> {
         let slot = match self.pods.get(&pod.name) {
             Some(enrolled) => enrolled.slot,
@@ -259,12 +261,12 @@ impl Reconciler {
         };
         let (serving, begun) = match &pod.served_by {
             ServedBy::Sidecar { container: None } => return Err(NotServed::NoSidecar),
-            ServedBy::Sidecar { .. } => (Serving::Inside, Ok(())),
+            ServedBy::Sidecar { .. } => (Serving::Sidecar, Ok(())),
             ServedBy::Node => {
                 let (file, network) = self.network(pod)?;
-                let here = Here { network, file, gone: CancellationToken::new() };
-                let begun = self.begin(pod, slot, &here);
-                (Serving::Here(here), begun)
+                let serving = NodeServing { network, file, gone: CancellationToken::new() };
+                let begun = self.begin(pod, slot, &serving);
+                (Serving::Node(serving), begun)
             }
         };
         if begun.is_err() {
@@ -283,7 +285,7 @@ impl Reconciler {
         }
         let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
         let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
-        // That of the oldest process: a later one may have gone into one of its own.
+        // The oldest process's: a later one may have entered a namespace of its own.
         let found = found.into_iter().next().map(|(id, file)| (file, id));
         found.ok_or_else(|| unseen.map_or(NotServed::NoNetwork, NotServed::Network))
     }
@@ -325,12 +327,12 @@ impl Reconciler {
         Ok(slot)
     }
 
-    /// Takes a pod's connections: first who serves them, then who accepts them, then who sends them.
+    /// Takes a pod's connections: publishes its policy, accepts at its listener, then has the kernel redirect there.
     fn begin(
         &mut self,
         pod: &Pod,
         slot: Slot,
-        Here { network, file, gone }: &Here,
+        NodeServing { network, file, gone }: &NodeServing,
     ) -> Result<(), NotServed> {
         let policy = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
@@ -342,7 +344,7 @@ impl Reconciler {
         if let Some(listener) = listener {
             self.interceptor.listen(slot, listener)?;
         }
-        // Without it the pod goes on over IPv4.
+        // Where that fails, the pod goes on over IPv4.
         let native =
             Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
         if let Err(error) = native {
@@ -351,9 +353,9 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Takes no more connections of a pod, and ends those that there are.
+    /// Stops taking a pod's connections, and ends the open ones.
     fn end(&mut self, slot: Slot, serving: Option<Serving>) {
-        let Some(Serving::Here(Here { network, gone, .. })) = serving else { return };
+        let Some(Serving::Node(NodeServing { network, gone, .. })) = serving else { return };
         self.heartbeat.leave(slot);
         self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
         self.networks.leave(network, slot);
@@ -364,13 +366,13 @@ impl Reconciler {
         self.served.send_modify(|pods| change(Arc::make_mut(pods)));
     }
 
-    /// Detaches what nobody wants: pods that are gone, and those that a former process was told to serve.
-    fn tidy(&mut self, found: &HashSet<PathBuf>) -> Result<(), ctrlmesh_intercept::Error> {
-        policy::tidy(self.state.as_deref(), self.wanted.iter().map(|pod| &pod.name));
+    /// Detaches pods that are gone, and those of a former process that are not on the list.
+    fn clean_up(&mut self, found: &HashSet<PathBuf>) -> Result<(), ctrlmesh_intercept::Error> {
+        policy::remove_abandoned(self.state.as_deref(), self.wanted.iter().map(|pod| &pod.name));
         self.interceptor.sweep()?;
         let attachments = self.interceptor.status()?.attachments.into_iter();
         let own = attachments.filter(|attachment| attachment.owner == OWNER);
-        // What only cannot be seen from here is left for who does see it: what is gone was swept.
+        // Cgroups that are gone were swept. One that only cannot be seen from here is left alone.
         let orphan = |one: &Attachment| one.alive && !found.contains(&one.cgroup);
         for orphan in own.filter(orphan) {
             self.interceptor.detach(&orphan.cgroup)?;
@@ -379,15 +381,15 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Says what became of a pod, if that is news.
-    fn note(&mut self, name: &PodName, served: Result<(), NotServed>) {
+    /// Logs what became of a pod, once.
+    fn log_outcome(&mut self, name: &PodName, served: Result<(), NotServed>) {
         let Err(error) = served else {
             self.complaints.remove(name);
             return info!(pod = %name, "pod is served");
         };
         let error = format!("{:#}", anyhow::Error::from(error));
         let complaint = self.complaints.entry(name.clone());
-        if complaint.or_insert_with(|| Complaint::new(error.clone())).due(&error) {
+        if complaint.or_insert_with(|| Complaint::new(error.clone())).is_due(&error) {
             warn!(pod = %name, error, "pod cannot be served yet");
         }
     }

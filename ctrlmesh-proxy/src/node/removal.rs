@@ -1,10 +1,10 @@
 //! Finds out whether ctrlmesh is removed, and then takes everything out of the kernel.
 //!
-//! An update must let nothing pass, so what is attached stays attached, and refuses what no process serves. When the
-//! DaemonSet or its namespace goes, nobody will serve it: then the pods are let go of. The API server says which of
-//! both it is. Only what it says of these two objects is believed: that one is not there, or is going. That it does not
-//! know us, or lets us see nothing, proves nothing; and as our account and its rights may be removed with everything
-//! else before we are told to stop, the namespace is watched: that it goes is seen then, while we may still see it.
+//! During an update nothing may pass, so pods stay attached, and the kernel refuses connections that no process serves.
+//! When the DaemonSet or its namespace is deleted, no process will follow, and the pods are released. The API server
+//! tells which of both it is: only a 404 or a deletion timestamp of these two objects counts. A 401 or 403 proves
+//! nothing. The service account may be deleted before this process is stopped. So the namespace is watched from the
+//! start, and its deletion is seen while the account still may.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,38 +27,38 @@ use crate::upstream::Target;
 use ctrlmesh_intercept::Options;
 use ctrlmesh_runtime::drain::Drain;
 
-/// How long the API server may take to answer.
+/// For an answer of the API server.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long it is waited before the namespace is watched again: it may have to come back itself.
-const AGAIN: Duration = Duration::from_secs(5);
+/// Before the namespace is watched again: the API server may be restarting.
+const WATCH_RETRY: Duration = Duration::from_secs(5);
 
-/// How long one watch takes: the API server is to end it, not a silence.
+/// The timeout of a watch that the API server gets.
 const WATCH_SECONDS: u32 = 300;
 
-/// After what time one is given up that should have ended: whoever answered it may be gone without a word.
+/// A watch that lasts longer is given up: the API server may be gone without closing the connection.
 const WATCH_DEADLINE: Duration = Duration::from_secs(330);
 
-/// Of the namespace only who it is, and whether it goes.
+/// Only the namespace's metadata is needed.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// Who can say which it is.
+/// Asks the API server whether ctrlmesh is removed.
 #[derive(Clone, Debug)]
 pub struct RemovalCheck {
     target: Target,
     trust: Arc<Trust>,
     token: PathBuf,
     daemon_set: PodName,
-    /// Whether the namespace was seen going.
+    /// Whether the watch saw the namespace's deletion.
     going: Arc<AtomicBool>,
 }
 
-/// What is taken out of the kernel in the end.
+/// Takes ctrlmesh out of the kernel when it is removed.
 #[derive(Clone, Debug)]
 pub struct Removal {
     /// Folder of the kernel's pins.
     pub pins: PathBuf,
-    /// Who says whether this process ends for good; without it, another one follows.
+    /// Tells whether ctrlmesh is removed; without it, another process always follows.
     pub end: Option<RemovalCheck>,
 }
 
@@ -83,14 +83,14 @@ impl Removal {
         }
     }
 
-    /// Both, for a process that serves nobody.
+    /// Does both, for a process that serves no pods.
     pub async fn if_due(&self) {
         if self.is_due().await {
             self.carry_out();
         }
     }
 
-    /// Whether it is due, as soon as the process is `asked` to leave; it serves while that is found out.
+    /// Waits until the process is `asked` to leave, and then returns whether removal is due.
     pub(super) async fn once_asked(self, asked: CancellationToken) -> bool {
         asked.cancelled().await;
         self.is_due().await
@@ -98,7 +98,7 @@ impl Removal {
 }
 
 impl RemovalCheck {
-    /// Of a DaemonSet, as the API server says it to the account of a token.
+    /// For a DaemonSet; `token` is a file with a service account's token.
     pub fn new(target: Target, trust: Arc<Trust>, token: PathBuf, daemon_set: PodName) -> Self {
         Self { target, trust, token, daemon_set, going: Arc::default() }
     }
@@ -112,10 +112,10 @@ impl RemovalCheck {
                 if let Err(error) = watched.map_err(anyhow::Error::from).flatten() {
                     let error = format!("{error:#}");
                     debug!(error, "our namespace is not watched for a moment");
-                    time::sleep(AGAIN).await;
-                } else if begun.elapsed() < AGAIN {
-                    // A server that ends each at once is not to be asked without end.
-                    time::sleep(AGAIN).await;
+                    time::sleep(WATCH_RETRY).await;
+                } else if begun.elapsed() < WATCH_RETRY {
+                    // An API server that ends each watch at once is not asked in a loop.
+                    time::sleep(WATCH_RETRY).await;
                 }
             }
         };
@@ -148,7 +148,7 @@ impl RemovalCheck {
         let mut unknown = None;
         for (path, name) in paths {
             let (status, body) =
-                self.asker().get(&path).await.with_context(|| format!("get {path}"))?;
+                self.client().get(&path).await.with_context(|| format!("get {path}"))?;
             match is_gone(status, &body, name) {
                 Some(true) => return Ok(true),
                 Some(false) => {}
@@ -166,7 +166,7 @@ impl RemovalCheck {
         let path = format!(
             "/api/v1/namespaces?watch=true&fieldSelector=metadata.name%3D{namespace}&timeoutSeconds={WATCH_SECONDS}"
         );
-        self.asker()
+        self.client()
             .with(&path, METADATA, async |response| {
                 let (status, mut body) = (response.status(), response.into_body());
                 ensure!(status.is_success(), "watch {namespace}: {status}");
@@ -186,12 +186,12 @@ impl RemovalCheck {
             .await
     }
 
-    fn asker(&self) -> ApiClient<'_> {
+    fn client(&self) -> ApiClient<'_> {
         ApiClient { target: &self.target, trust: &self.trust, token: &self.token }
     }
 }
 
-/// Whether an object is gone or about to go; nothing where the answer does not say so of this very object.
+/// Whether an object is deleted or being deleted; `None` where the answer is not about this object.
 fn is_gone(status: StatusCode, body: &[u8], name: &str) -> Option<bool> {
     let object: Value = serde_json::from_slice(body).ok()?;
     match status {
@@ -207,7 +207,7 @@ fn is_gone(status: StatusCode, body: &[u8], name: &str) -> Option<bool> {
     }
 }
 
-/// Whether an event says that an object goes, or that it does not.
+/// Whether an object is being deleted, by an event; `None` where the event is not about this object.
 fn is_going(event: &[u8], name: &str) -> Option<bool> {
     let event: Value = serde_json::from_slice(event).ok()?;
     let metadata = &event["object"]["metadata"];

@@ -1,7 +1,7 @@
-//! Where is the API server, as the manager says?
+//! Keeps the API server's addresses from the manager, for the kernel's redirection.
 //!
-//! Kept in a file, an address a line, for a start without the manager. What is not understood of it says nothing: then
-//! it is where everybody is told that it is, until the manager says more.
+//! They are stored in a file, one address a line, for a start without the manager. Lines that do not parse are skipped.
+//! Without addresses, only the configured ones are redirected until the manager sends some.
 
 use std::collections::HashSet;
 use std::fs;
@@ -19,18 +19,18 @@ use super::store::replace;
 /// The file's name.
 const FILE: &str = "api-servers";
 
-/// Those that are taken of what is said: a table of the kernel's has room for 255, and for what we were told otherwise.
-const MOST: usize = 200;
+/// At most so many are taken: a kernel table has room for 255, and the configured ones need some of it.
+const MAX_SERVERS: usize = 200;
 
-/// Where the API server is, and where that is kept.
+/// The API server's addresses, and the folder of their file.
 #[derive(Debug)]
 pub(super) struct Servers {
     folder: PathBuf,
-    told: watch::Sender<Arc<[SocketAddr]>>,
+    addresses: watch::Sender<Arc<[SocketAddr]>>,
 }
 
 impl Servers {
-    /// What is kept in `folder`, which is there.
+    /// Reads the addresses in `folder`, which exists.
     pub(super) fn open(folder: &Path) -> Self {
         let text = match fs::read_to_string(folder.join(FILE)) {
             Ok(text) => text,
@@ -41,19 +41,18 @@ impl Servers {
                 String::new()
             }
         };
-        Self { folder: folder.to_owned(), told: watch::Sender::new(parsed(text.lines())) }
+        Self { folder: folder.to_owned(), addresses: watch::Sender::new(parsed(text.lines())) }
     }
 
-    /// As it changes.
     pub(super) fn follow(&self) -> watch::Receiver<Arc<[SocketAddr]>> {
-        self.told.subscribe()
+        self.addresses.subscribe()
     }
 
-    /// Takes what the manager says; nothing stands for what it said before. What is not said any more stays as long as
-    /// this process lives: an API server that is started anew is no endpoint for a moment, and is dialled all the same.
+    /// Takes the manager's addresses; an empty list changes nothing. Addresses that are missing now stay as long as
+    /// this process lives: a restarting API server is no endpoint for a moment, and is dialled all the same.
     pub(super) async fn take(&self, said: &[String]) {
         let said = parsed(said.iter().map(String::as_str));
-        let before = self.told.borrow().clone();
+        let before = self.addresses.borrow().clone();
         let all: Vec<SocketAddr> = said.iter().chain(before.iter()).copied().collect();
         let new = said.iter().any(|one| !before.contains(one));
         if said.is_empty() || !new && said.len() == before.len() {
@@ -64,8 +63,8 @@ impl Servers {
         let text = lines.join("\n") + "\n";
         if new {
             let mut seen = HashSet::new();
-            let all = all.into_iter().filter(|one| seen.insert(*one)).take(MOST);
-            self.told.send_replace(all.collect());
+            let all = all.into_iter().filter(|one| seen.insert(*one)).take(MAX_SERVERS);
+            self.addresses.send_replace(all.collect());
         }
         let folder = self.folder.clone();
         // A disk may take its time.
@@ -78,7 +77,7 @@ impl Servers {
 
 fn parsed<'a>(said: impl Iterator<Item = &'a str>) -> Arc<[SocketAddr]> {
     let addresses = said.filter_map(|one| one.parse::<SocketAddr>().ok());
-    addresses.filter(|address| address.port() != 0).take(MOST).collect()
+    addresses.filter(|address| address.port() != 0).take(MAX_SERVERS).collect()
 }
 
 #[cfg(test)]
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_said_last_is_known_again_and_what_says_nothing_takes_nothing_away() {
+    async fn the_last_addresses_are_read_back_and_none_is_lost() {
         let folder = TempDir::new().unwrap();
         let servers = Servers::open(folder.path());
         assert!(known(&servers).is_empty());
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_again_is_no_change() {
+    async fn the_same_addresses_are_no_change() {
         let folder = TempDir::new().unwrap();
         let servers = Servers::open(folder.path());
         servers.take(&said(&["192.0.2.1:6443"])).await;
@@ -126,8 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_taken_than_a_pod_has_room_for() {
+    fn no_more_addresses_are_taken_than_the_kernel_has_room_for() {
         let many: Vec<String> = (1..=300).map(|port| format!("192.0.2.1:{port}")).collect();
-        assert_eq!(parsed(many.iter().map(String::as_str)).len(), MOST);
+        assert_eq!(parsed(many.iter().map(String::as_str)).len(), MAX_SERVERS);
     }
 }

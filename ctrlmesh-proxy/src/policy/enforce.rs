@@ -1,4 +1,4 @@
-//! How does a policy come into force, and stay what its source says?
+//! Brings a policy into force, and follows its source.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub fn enforce(
         let following = async move {
             match source {
                 Some(source) => follow(source, sender).await,
-                // Nothing can change, but whoever waits for a change is to wait.
+                // Keeps the sender alive, so that receivers wait for a change.
                 None => sender.closed().await,
             }
         };
@@ -45,7 +45,7 @@ pub fn enforce(
     Ok(current)
 }
 
-/// Shows the epoch in force, until shutdown or until the pod is `gone`.
+/// Sets the metric of the epoch in force, until shutdown or until the pod is `gone`.
 pub(super) async fn show(
     mut current: Current,
     pod: String,
@@ -59,7 +59,7 @@ pub(super) async fn show(
         info!(pod, epoch, "policy in force");
         tokio::select! {
             biased;
-            // The pod is served no more: its epoch is not to be shown again.
+            // The pod is served no more, and its epoch must not be set again.
             () = gone.cancelled() => return,
             // Shutdown.
             () = drain.started() => return,

@@ -1,4 +1,4 @@
-//! What does the file say now?
+//! Reads the policy from its file, and again when the file changes.
 
 use std::fs;
 use std::io;
@@ -16,11 +16,11 @@ use crate::policy::file_poll::{FilePoll, POLL_INTERVAL};
 /// The most that is read, in bytes: what a ConfigMap can hold, twice.
 const MAX_FILE_BYTES: u64 = 2 * 1024 * 1024;
 
-/// How long a file must stay as it is before it is believed: one that is written in place is short of its end for a
-/// while, and may say less than it will.
+/// A file is read once it has not changed for so long: one that is written in place is incomplete for a while, and may
+/// limit less than it will.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// A policy that is not taken.
+/// Why a policy is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
@@ -32,7 +32,7 @@ pub enum LoadError {
         /// Its size.
         bytes: u64,
     },
-    /// It is no policy.
+    /// The file does not parse.
     #[error("parse the policy: line {line}, column {column}")]
     Parse {
         /// From 1; 0 where the whole file is meant.
@@ -43,19 +43,19 @@ pub enum LoadError {
         #[source]
         source: Box<serde_saphyr::Error>,
     },
-    /// It parses, but cannot be applied.
+    /// The policy parses, but cannot be applied.
     #[error("check the policy")]
     Check(#[from] PolicyError),
-    /// It limits nothing and does not say that this is meant: an empty file, or one cut short, says the same.
+    /// The policy limits nothing, without `mode: pass`. An empty or truncated file looks the same.
     #[error("the policy has neither limits nor a lock; say `mode: pass` to let everything pass")]
     Unlimited,
     /// A limit lets every object pass.
     #[error("limits[{limit}].selector has no requirement, so every shard would see all objects")]
     Everything {
-        /// Which limit.
+        /// The index of the limit.
         limit: usize,
     },
-    /// Nothing could ever be seen of what it limits.
+    /// A limit lets no object pass.
     #[error(
         "the limit {selector:?} selects nothing: its requirements contradict each other, so the operator would see no object"
     )]
@@ -93,13 +93,12 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
     sensible(policy)
 }
 
-/// Refuses a policy that somebody has written by hand and under which nothing would be seen of what is limited, or all
-/// of it.
+/// Refuses a policy that was written by hand, if one of its limits lets no object pass, or every object.
 ///
 /// # Errors
 /// Where a selector matches no object, or every one.
 pub fn sensible(policy: Policy) -> Result<Policy, LoadError> {
-    // What a pod without a shard is told says so on purpose.
+    // The manager's policy for a pod without a shard selects nothing on purpose.
     let meant = |limit: &Limit| limit.selector == Selector::nothing();
     let nothing =
         |limit: &&Limit| !meant(limit) && !limit.selector.overlaps(&Selector::everything());
@@ -112,7 +111,7 @@ pub fn sensible(policy: Policy) -> Result<Policy, LoadError> {
     }
 }
 
-/// Reads the policy again whenever its file has changed and stays so, until nobody is interested any more.
+/// Reads the policy again after each change of its file, until the last receiver is gone.
 pub async fn follow(source: Source, sender: watch::Sender<Arc<Policy>>) {
     let mut watched = FilePoll::new(source.file().clone());
     let mut settling = watched.changed();
@@ -126,7 +125,7 @@ pub async fn follow(source: Source, sender: watch::Sender<Arc<Policy>>) {
             settling = true;
         } else if settling {
             let loaded = load(&source);
-            // What was read while it was written is read again.
+            // The file changed while it was read: read it again.
             settling = watched.changed();
             if !settling {
                 take(&source, loaded, &sender);

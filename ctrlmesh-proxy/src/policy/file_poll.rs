@@ -1,25 +1,26 @@
-//! Has a file changed since it was last looked at?
+//! Finds out whether a file has changed, by polling.
 //!
-//! It is looked at four times a second, through whatever symbolic links lead to it: that sees a file written in place,
-//! one renamed over it, and the swapped folder of a mounted ConfigMap alike, and costs less than a request.
+//! The file's metadata are read four times a second, through all symbolic links. So a file that is written in place,
+//! one that is renamed over it, and the swapped folder of a mounted ConfigMap are all seen. That costs less than a
+//! request.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often a file is looked at.
+/// Between two looks at a file.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A file, and how it was when it was last looked at.
+/// A file, and its state when last polled.
 #[derive(Debug)]
 pub struct FilePoll {
     file: PathBuf,
-    /// Unknown at first: a change between reading it and looking at it is not missed.
-    seen: Option<Stamp>,
+    /// `None` at first, so that a change between the first read and the first poll is not missed.
+    last: Option<Stamp>,
 }
 
-/// What tells one state of a file from another without reading it.
+/// The metadata that differ between two states of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -29,21 +30,19 @@ struct Stamp {
 }
 
 impl FilePoll {
-    /// A file that was not looked at yet.
     pub fn new(file: PathBuf) -> Self {
-        Self { file, seen: None }
+        Self { file, last: None }
     }
 
-    /// Which file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Whether it is another than when this was last asked; the first time it is.
+    /// Whether the file has changed since the last call. True at the first call.
     pub fn changed(&mut self) -> bool {
         let now = Stamp::of(&self.file);
-        let differs = now != self.seen;
-        self.seen = now;
+        let differs = now != self.last;
+        self.last = now;
         differs
     }
 }

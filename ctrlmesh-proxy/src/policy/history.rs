@@ -1,11 +1,11 @@
-//! What may a client still hold that it read under an earlier policy?
+//! Remembers the policies under which a pod's clients may have read objects that they still hold.
 //!
-//! A client that goes on from a version goes on from what it read up to there, and under which policy it read that, the
-//! request does not say. So the policies are remembered under which somebody was answered, and each may be the one,
-//! until a version is known that is newer than whatever was read under it. That version is asked of the API server, for
-//! each resource, once nobody reads that under it any more, so whoever reads collections says so for as long as it
-//! takes. Of what is too long ago, only the resources are remembered of which it said something. All of it is written
-//! down, since clients outlive this process.
+//! A request that continues from a version does not tell under which policy the client read that version. So every
+//! policy is remembered under which a client was answered. It is a suspect until a version is known that is newer than
+//! everything read under it. The proxy asks the API server for that version, for each resource, once no client reads
+//! the resource under that policy. Therefore readers of collections register while they read. Of policies long ago,
+//! only the resources are remembered that they limited. The history is written to a file, because clients outlive this
+//! process.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,75 +20,77 @@ mod versions;
 
 use file::WrittenPolicy;
 use reads::Reads;
-use summary::Past;
+use summary::ForgottenPolicies;
 use versions::Versions;
 
-pub use file::{Kept, tidy};
+pub use file::{HistoryFile, remove_abandoned};
 pub use reads::{ReadOf, Unread};
 
-/// How many policies are remembered: enough for as many changes while one list is read.
+/// Policies that are remembered one by one: enough for as many changes while one list is read.
 const MAX_REMEMBERED: usize = 32;
 
 /// The policies of one pod under which its operator may have read.
 #[derive(Debug, Default)]
 pub struct History {
     remembered: Mutex<Remembered>,
-    kept: Option<Kept>,
+    kept: Option<HistoryFile>,
     versions: Versions,
 }
 
 #[derive(Debug, Default)]
 struct Remembered {
-    /// The one that came into force last stands last. No two mean the same.
+    /// In the order in which they came into force. No two mean the same.
     policies: Vec<Arc<InForce>>,
-    /// What is left of those before them.
-    forgotten: Option<Past>,
+    /// A summary of those before them.
+    forgotten: Option<ForgottenPolicies>,
 }
 
 /// A policy that is in force, or was.
 #[derive(Debug)]
 pub struct InForce {
     policy: Arc<Policy>,
-    /// Shared by all that mean the same.
+    /// Shared by all policies that mean the same.
     reads: Arc<Reads>,
 }
 
-/// Somebody reads a collection under a policy, until this is dropped.
+/// Registers a reader of a collection under a policy, until it is dropped.
 #[derive(Debug)]
 pub struct Reading {
     policy: Arc<InForce>,
     of: ReadOf,
 }
 
-/// More policies were in force than are remembered, or it is not known which.
+/// One of the policies in force may not be remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the policy changed more often than is remembered")]
 pub struct Forgotten;
 
 impl History {
-    /// Of a pod that was served before by a process of which nothing is known.
+    /// For a pod that another process may have served, which left no history.
     pub fn unknown() -> Arc<Self> {
-        let forgotten = Some(Past::unknown());
+        let forgotten = Some(ForgottenPolicies::unknown());
         let remembered = Remembered { policies: Vec::new(), forgotten };
         Arc::new(Self { remembered: Mutex::new(remembered), ..Self::default() })
     }
 
-    /// Of a pod of which a former process may have kept something; where it did not, nobody served the pod before.
-    pub fn kept(kept: Kept) -> Arc<Self> {
+    /// Reads a pod's file. Without one, no process has served the pod before.
+    pub fn load(kept: HistoryFile) -> Arc<Self> {
         let remembered = match kept.read() {
             Ok(Some(written)) => {
                 let policies = written.policies.into_iter().map(InForce::written_before);
                 let policies = policies.map(Arc::new).collect();
-                Remembered { policies, forgotten: written.forgotten.map(Past::from) }
+                Remembered { policies, forgotten: written.forgotten.map(ForgottenPolicies::from) }
             }
             Ok(None) => Remembered::default(),
-            Err(()) => Remembered { policies: Vec::new(), forgotten: Some(Past::unknown()) },
+            Err(()) => {
+                Remembered { policies: Vec::new(), forgotten: Some(ForgottenPolicies::unknown()) }
+            }
         };
         let (remembered, kept) = (Mutex::new(remembered), Some(kept));
         Arc::new(Self { remembered, kept, versions: Versions::default() })
     }
 
-    /// Remembers `policy`, which is in force now, and those before it under which somebody was answered, or may be yet.
+    /// Remembers that `policy` is in force now. Forgets those before it under which no client was or will be answered.
     pub fn in_force(&self, policy: &Arc<Policy>) -> Arc<InForce> {
         let mut remembered = self.remembered();
         let known = remembered.policies.iter().position(|known| known.means_the_same(policy));
@@ -103,7 +105,7 @@ impl History {
             let oldest = remembered.policies.remove(0);
             match &mut remembered.forgotten {
                 Some(past) => past.add(&oldest),
-                none => *none = Some(Past::of(&oldest)),
+                none => *none = Some(ForgottenPolicies::of(&oldest)),
             }
         }
         if !last {
@@ -112,13 +114,13 @@ impl History {
         now
     }
 
-    /// Remembers that the pod is served no more: it may read everything, past us, until it is served again.
-    pub fn let_go(&self) {
+    /// Remembers that the pod is served no more: until it is again, it may read everything past the proxy.
+    pub fn record_release(&self) {
         self.in_force(&Arc::default()).reads.answered_all();
     }
 
-    /// The policies under which a client may have read what it has of a resource up to `version`, other than `now` and
-    /// those that say the same of the resource.
+    /// The policies under which a client may have read a resource up to `version`, without `now` and those that limit
+    /// the resource in the same way.
     ///
     /// # Errors
     /// Where one of them may have been forgotten.
@@ -146,8 +148,8 @@ impl History {
         if lost { Err(Forgotten) } else { Ok(suspects) }
     }
 
-    /// Of which policies other than `now` a version of a resource is to be asked: nobody reads it under them any more,
-    /// and none is known.
+    /// The policies other than `now` for which the API server is to be asked for a version of a resource: no client
+    /// reads it under them any more, and no version is known.
     pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<Unread> {
         let mut remembered = self.remembered();
         let Remembered { policies, forgotten } = &mut *remembered;
@@ -159,8 +161,8 @@ impl History {
         unread
     }
 
-    /// Says of all of them that what was read of a resource is of `version` at most, which the API server gave after
-    /// they were found.
+    /// Records that no client read a resource beyond `version` under those policies. The API server must have given the
+    /// version after [`History::unread`] returned them.
     pub fn was_read_until(&self, unread: &[Unread], resource: (&str, &str), version: u64) {
         for unread in unread {
             unread.was_read_until(resource, version);
@@ -173,17 +175,20 @@ impl History {
         self.versions.compare(resource, changed_at)
     }
 
-    /// Takes in the newest version of a resource, which the API server gave after the policy had changed; whether they
-    /// compare.
+    /// Records the newest version of a resource, which the API server gave after the policy had changed. Returns
+    /// whether the two compare.
     pub fn found(&self, resource: (&str, &str), changed_at: u64, newest: u64) -> bool {
         self.versions.found(resource, changed_at, newest)
     }
 
-    /// Keeps it for the next process, which cannot know who was answered since: whoever might have been, was.
+    /// Writes the file for the next process. That one has to assume that every possible reader was answered.
     fn write_down(&self, remembered: &Remembered) {
         let Some(kept) = &self.kept else { return };
         let policies = remembered.policies.iter().map(|past| past.written());
-        kept.write(policies.collect(), remembered.forgotten.as_ref().map(Past::written));
+        kept.write(
+            policies.collect(),
+            remembered.forgotten.as_ref().map(ForgottenPolicies::written),
+        );
     }
 
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
@@ -200,14 +205,14 @@ impl InForce {
         WrittenPolicy { policy: self.policy.as_ref().clone(), until: self.reads.known() }
     }
 
-    /// Says that somebody reads under it. Whoever does looks afterwards whether it is still in force: whoever finds it
-    /// unread did so before.
+    /// Registers a reader. The caller then checks that the policy is still in force: a policy that was replaced before
+    /// may already count as unread.
     pub fn read(self: &Arc<Self>, of: ReadOf) -> Reading {
         self.reads.begin(of);
         Reading { policy: self.clone(), of }
     }
 
-    /// Whether the other means the same.
+    /// Whether both mean the same.
     fn shares(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.reads, &other.reads)
     }
@@ -222,17 +227,15 @@ impl Deref for InForce {
 }
 
 impl Reading {
-    /// Under which policy.
     pub fn policy(&self) -> &Arc<InForce> {
         &self.policy
     }
 
-    /// Of what.
     pub fn of(&self) -> ReadOf {
         self.of
     }
 
-    /// Says that the API server answered: from here on the reader may hold something of the resource.
+    /// Records that the API server answered: from here on the reader may hold objects of the resource.
     pub fn answered(&self, group: &str, resource: &str) {
         self.policy.reads.answered(group, resource);
     }

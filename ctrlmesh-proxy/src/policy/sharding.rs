@@ -1,4 +1,4 @@
-//! Which policy follows from the ShardingConfigs for one pod?
+//! Derives the policy of a pod or shard from `ShardingConfigs` in a file.
 
 use ctrlmesh_common::api::{self, ReadError, ShardingConfig};
 use ctrlmesh_common::names::label;
@@ -32,13 +32,13 @@ pub enum ShardingError {
         /// The second.
         other: String,
     },
-    /// None has the name, or one has to be named.
+    /// No `ShardingConfig` has the name, or there are several and none is named.
     #[error("which shard: --shard must name one of those in the file ({known})")]
     Which {
         /// Their names.
         known: String,
     },
-    /// There is none at all.
+    /// The file holds no shard.
     #[error(
         "the file holds no ShardingConfig that limits anything; of a root, take the shards that the manager made of it"
     )]
@@ -106,7 +106,7 @@ pub(super) fn shard(
     compiled(config, config.metadata.namespace.as_deref().unwrap_or(namespace))
 }
 
-/// What is known of the pod's labels.
+/// The given labels, and the pod's name in a StatefulSet.
 fn known(pod: &PodName, labels: &[PodLabel]) -> Labels {
     let given = labels.iter().map(|label| (label.key.clone(), label.value.clone()));
     let mut known: Labels = given.collect();

@@ -42,18 +42,18 @@ pub enum StoreError {
     /// It cannot be written.
     #[error("write what the manager said last")]
     Write(#[source] io::Error),
-    /// It does not begin as such a file does.
+    /// The first line is not that of such a file.
     #[error("this is no file of policies, or one of another version")]
     Magic,
-    /// It broke.
+    /// The file is damaged.
     #[error("the checksum is {seen:016x}, and ought to be {expected:016x}")]
     Checksum {
-        /// That of what is there.
+        /// Of the content.
         seen: u64,
-        /// What the file says.
+        /// In the file.
         expected: u64,
     },
-    /// It is whole and says nothing that is understood.
+    /// The file is undamaged, but does not parse.
     #[error("parse what the manager said last")]
     Parse(#[source] serde_json::Error),
     /// A policy in it cannot be applied.
@@ -74,7 +74,7 @@ struct Content {
 }
 
 impl Store {
-    /// Keeps the file in `folder`, which is made where it is missing, for its owner only.
+    /// Creates `folder` for its owner only, if it is missing.
     ///
     /// # Errors
     /// Where it cannot be made.
@@ -84,7 +84,7 @@ impl Store {
         Ok(Self { folder })
     }
 
-    /// What the file says; nothing where there is none. One that is not believed is set aside, and why is said.
+    /// Empty where there is no file. A file that cannot be read is logged, and set aside.
     pub(super) fn load(&self) -> PodPolicies {
         match self.read() {
             Ok(policies) => policies,
@@ -138,10 +138,10 @@ fn checked(pod_policy: PodPolicy) -> Result<(PodName, PodPolicy), StoreError> {
     }
 }
 
-/// Writes a file of `folder`, whole or not at all, also where the power goes.
+/// Writes a file of `folder`, whole or not at all, also in a loss of power.
 pub(super) fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
     let (next, directory) = (folder.join(format!("{name}.next")), File::open(folder)?);
-    // Another process of the node may follow this one, and keep what it is told beside it.
+    // The next process of the node may write the same file at the same time.
     directory.lock()?;
     let mut options = File::options();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;

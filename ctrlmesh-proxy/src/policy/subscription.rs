@@ -1,9 +1,9 @@
-//! What does the manager say?
+//! Follows the manager's policies, for one pod or for all pods of a node.
 //!
-//! One stream, for one pod or for all pods of a node, for as long as the proxy lives: where it ends, another is begun,
-//! after a time that is random so that ten thousand proxies do not come back together. What the manager says is put in
-//! force, kept in a file, and answered; what cannot be put in force is refused with the reason, and the last good
-//! policy stays. Without the manager the file says what holds.
+//! There is one stream as long as the proxy lives. When it ends, another begins after a random wait, so that ten
+//! thousand proxies do not reconnect together. A policy from the manager is put in force, stored in a file, and
+//! acknowledged. One that cannot be put in force is refused with the reason, and the last good one stays. Without the
+//! manager, the stored policies are in force.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,29 +38,29 @@ const LONGEST_WAIT: Duration = Duration::from_secs(8);
 /// The shortest wait.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
-/// How long after what the manager said could not be kept it is tried again.
-const SAVE_AGAIN: Duration = Duration::from_secs(10);
+/// Between attempts to store policies that could not be stored.
+const SAVE_RETRY: Duration = Duration::from_secs(10);
 
 /// Verdicts that may wait to be sent: those of one message.
-const VERDICTS: usize = 64;
+const VERDICT_QUEUE: usize = 64;
 
-/// Whom the proxy serves.
+/// Whose policies the proxy asks for.
 #[derive(Clone, Debug)]
-pub enum Served {
-    /// One pod, inside it.
+pub enum Subscriber {
+    /// A sidecar's pod.
     Pod(PodName),
     /// All pods of a node.
     Node(String),
 }
 
-/// Follows what the manager says.
+/// The client side of the stream.
 #[derive(Debug)]
 pub struct Client {
     manager: Endpoint,
-    served: Served,
+    served: Subscriber,
     store: Store,
     policies: watch::Sender<Arc<PodPolicies>>,
-    /// Whether that is still to be kept.
+    /// Whether the policies are still to be stored.
     unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
     servers: Servers,
@@ -68,20 +68,20 @@ pub struct Client {
     drain: Drain,
 }
 
-/// What the manager says, as it changes.
+/// The manager's policies, as they change.
 #[derive(Clone, Debug)]
-pub struct Followed {
-    /// Of which pods what. A pod that is not there is one of which nothing is known.
+pub struct Subscription {
+    /// A pod that is missing has no policy yet.
     pub policies: watch::Receiver<Arc<PodPolicies>>,
-    /// Whether the manager has said everything once: before that, it may know of more pods.
+    /// Whether the manager has sent everything once. Before that, it may know of more pods.
     pub whole: watch::Receiver<bool>,
-    /// Where the API server is, besides where everybody is told that it is; proxies inside pods are not told.
+    /// The API server's addresses beside the configured ones; always empty in a sidecar.
     pub servers: watch::Receiver<Arc<[SocketAddr]>>,
 }
 
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum StreamEnd {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the manager says: {} ({:?})", .0.message(), .0.code())]
@@ -92,36 +92,36 @@ enum Ended {
 
 /// Why a policy is refused.
 #[derive(Debug, thiserror::Error)]
-enum Refused {
+enum PolicyRefusal {
     #[error("parse the policy")]
     Parse(#[from] serde_json::Error),
     #[error("check the policy")]
     Check(#[from] ctrlmesh_common::policy::PolicyError),
 }
 
-/// Begins to follow, from what is kept, until shutdown.
+/// Begins with the stored policies, and follows the manager until shutdown.
 ///
 /// # Errors
-/// Where what the manager says cannot be kept.
+/// Where policies cannot be stored.
 pub fn follow(
     manager: Endpoint,
-    served: Served,
+    served: Subscriber,
     metrics: &Metrics,
     drain: &Drain,
-) -> Result<Followed, StoreError> {
+) -> Result<Subscription, StoreError> {
     let store = Store::open(manager.state.clone())?;
     let mut kept = store.load();
-    if let Served::Pod(pod) = &served {
-        // What is kept of another pod is not this one's.
+    if let Subscriber::Pod(pod) = &served {
+        // The file may hold the policy of another pod.
         kept.retain(|other, _| other == pod);
     }
     for (pod, kept) in &kept {
         info!(%pod, epoch = kept.policy.epoch, "begins with the policy that was kept");
     }
     let (policies, current) = watch::channel(Arc::new(kept));
-    let (whole, heard) = watch::channel(false);
+    let (whole, is_whole) = watch::channel(false);
     let servers = Servers::open(&manager.state);
-    let followed = Followed { policies: current, whole: heard, servers: servers.follow() };
+    let followed = Subscription { policies: current, whole: is_whole, servers: servers.follow() };
     let client = Client {
         manager,
         served,
@@ -145,8 +145,8 @@ pub fn follow(
     Ok(followed)
 }
 
-/// The policy of `pod`, as soon as there is one, and followed until shutdown. Until then nothing is to be served: what
-/// passes without a policy has escaped its shard.
+/// Waits for the policy of `pod`, and follows it until shutdown. Nothing may be served before: a request that passes
+/// without a policy has escaped its shard.
 pub async fn policy_of(
     pod: PodName,
     mut policies: watch::Receiver<Arc<PodPolicies>>,
@@ -182,7 +182,7 @@ pub fn policy_now(
             let now = policies.borrow_and_update().get(&pod).map(|kept| kept.policy.clone());
             if let Some(now) = now {
                 sender.send_if_modified(|current| {
-                    // What means the same stays the same: nobody would hear of another.
+                    // An equal policy is no change.
                     let differs = *current != now;
                     if differs {
                         *current = now;
@@ -195,7 +195,7 @@ pub fn policy_now(
     Some(current)
 }
 
-/// How long it is waited, at most `wait` more than the shortest: not by all that were cut off together as long.
+/// A random wait, at most `wait` more than the shortest, so that proxies do not reconnect together.
 fn pause(wait: Duration) -> Duration {
     SHORTEST_WAIT + random(wait)
 }
@@ -203,10 +203,10 @@ fn pause(wait: Duration) -> Duration {
 impl Client {
     async fn run(&self) {
         let mut wait = FIRST_WAIT;
-        // What is shown beside the token, so that a manager that begins need not have it reviewed.
+        // Sent beside the token, so that a manager that has just started need not have the token reviewed.
         let mut ticket = Bytes::new();
         loop {
-            let ended = self.attend(&mut wait, &mut ticket).await;
+            let ended = self.run_once(&mut wait, &mut ticket).await;
             self.metrics.connected.set(0);
             let pause = pause(wait);
             warn!(
@@ -220,17 +220,17 @@ impl Client {
     }
 
     /// One stream, until it ends.
-    async fn attend(&self, wait: &mut Duration, ticket: &mut Bytes) -> Ended {
+    async fn run_once(&self, wait: &mut Duration, ticket: &mut Bytes) -> StreamEnd {
         match self.stream(wait, ticket).await {
-            Ok(()) => Ended::Over,
+            Ok(()) => StreamEnd::Over,
             Err(ended) => ended,
         }
     }
 
-    async fn stream(&self, wait: &mut Duration, ticket: &mut Bytes) -> Result<(), Ended> {
+    async fn stream(&self, wait: &mut Duration, ticket: &mut Bytes) -> Result<(), StreamEnd> {
         let mut link = self.manager.connect(&self.drain).await?;
-        let (reports, outbound) = mpsc::channel(VERDICTS);
-        // There is room: nothing was sent yet.
+        let (reports, outbound) = mpsc::channel(VERDICT_QUEUE);
+        // The queue is empty, so this does not fail.
         drop(reports.try_send(Report { said: Some(Said::Hello(self.hello())) }));
         let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
         while let Some(update) = updates.message().await? {
@@ -241,10 +241,10 @@ impl Client {
             }
             self.metrics.message_received(SystemTime::now());
             if !update.ticket.is_empty() {
-                // Not the message that it came in.
+                // A copy, so that the message's buffer is freed.
                 *ticket = Bytes::copy_from_slice(&update.ticket);
             }
-            // First: pods that it says more of are to be redirected from there, too.
+            // Before the policies, so that new pods are redirected from these addresses, too.
             self.servers.take(&update.servers).await;
             let more = update.more;
             let verdicts = self.take(update).await;
@@ -271,17 +271,17 @@ impl Client {
             version: kept.version,
         });
         let (node, pod) = match &self.served {
-            Served::Pod(pod) => (String::new(), Some(id(pod, ""))),
-            Served::Node(node) => (node.clone(), None),
+            Subscriber::Pod(pod) => (String::new(), Some(id(pod, ""))),
+            Subscriber::Node(node) => (node.clone(), None),
         };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Hello { node, pod, version, known: known.collect() }
     }
 
-    /// Puts in force what the manager said, keeps it, and says what came of it.
+    /// Puts an update in force, stores it, and returns the verdicts.
     async fn take(&self, update: Update) -> Vec<Verdict> {
         let before = self.policies.borrow().clone();
-        let (after, verdicts) = taken(&before, update, matches!(self.served, Served::Node(_)));
+        let (after, verdicts) = apply(&before, update, matches!(self.served, Subscriber::Node(_)));
         for verdict in verdicts.iter().filter(|verdict| !verdict.refused.is_empty()) {
             self.metrics.refused.inc();
             warn!(reason = verdict.refused, "policy refused, the last one stays");
@@ -294,8 +294,8 @@ impl Client {
         verdicts
     }
 
-    /// Keeps what is known, where that was `changed` or could not be kept before. One at a time: the file is never put
-    /// back.
+    /// Stores the policies, if they `changed` or could not be stored before. One call at a time, so that an older state
+    /// never replaces a newer one.
     async fn save(&self, changed: bool) {
         let mut unsaved = self.unsaved.lock().await;
         *unsaved |= changed;
@@ -316,18 +316,18 @@ impl Client {
         }
     }
 
-    /// Keeps for ever what could not be kept at once: the manager may not say anything else for long.
+    /// Stores what could not be stored at once. The manager may send nothing else for long.
     async fn save_again(&self) {
         loop {
-            time::sleep(SAVE_AGAIN).await;
+            time::sleep(SAVE_RETRY).await;
             self.save(false).await;
         }
     }
 }
 
-/// What is known after `update`, and what is said to it. Of a pod that is `gone` a node forgets the policy; inside the
-/// pod the last one stays, because what passes without one has escaped its shard.
-fn taken(before: &PodPolicies, update: Update, forgets: bool) -> (PodPolicies, Vec<Verdict>) {
+/// The policies after `update`, and the verdicts about it. A node forgets the policy of a pod that is gone (`forgets`).
+/// In a sidecar the last one stays, because a request that passes without one has escaped its shard.
+fn apply(before: &PodPolicies, update: Update, forgets: bool) -> (PodPolicies, Vec<Verdict>) {
     let mut after = before.clone();
     let mut verdicts = Vec::new();
     for gone in update.gone {
@@ -342,7 +342,7 @@ fn taken(before: &PodPolicies, update: Update, forgets: bool) -> (PodPolicies, V
     for entry in update.policies {
         let Some(id) = entry.pod.clone() else { continue };
         let pod = name(&id);
-        // Of another incarnation of the pod nothing stays.
+        // The policy of another pod of the same name does not stay.
         after
             .remove(&pod)
             .filter(|kept| kept.uid == id.uid || kept.uid.is_empty())
@@ -370,13 +370,13 @@ fn taken(before: &PodPolicies, update: Update, forgets: bool) -> (PodPolicies, V
     (after, verdicts)
 }
 
-fn policy(entry: &Entry) -> Result<Policy, Refused> {
+fn policy(entry: &Entry) -> Result<Policy, PolicyRefusal> {
     let policy: Policy = serde_json::from_slice(&entry.policy)?;
     policy.check()?;
     Ok(policy)
 }
 
-fn reason(refused: Refused) -> String {
+fn reason(refused: PolicyRefusal) -> String {
     let mut text = format!("{:#}", anyhow::Error::from(refused));
     text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
     text
@@ -410,9 +410,9 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_cannot_be_applied_is_refused_with_the_reason_and_the_last_one_stays() {
+    fn a_wrong_policy_is_refused_with_the_reason() {
         let (policies, verdicts) =
-            taken(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+            apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
         assert_eq!(epochs(&policies), [("a", 3)]);
         assert_eq!((verdicts[0].epoch, verdicts[0].refused.as_str()), (3, ""));
         for (wrong, why) in [
@@ -424,7 +424,7 @@ mod tests {
                 "lock.namespace",
             ),
         ] {
-            let (after, verdicts) = taken(&policies, update(&[entry("a", "u", wrong)]), true);
+            let (after, verdicts) = apply(&policies, update(&[entry("a", "u", wrong)]), true);
             assert_eq!(after, policies, "{wrong}");
             assert_eq!(verdicts[0].epoch, 3);
             assert!(verdicts[0].refused.contains(why), "{}", verdicts[0].refused);
@@ -432,34 +432,34 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_wrong_does_not_stand_in_anothers_way() {
+    fn a_wrong_policy_does_not_hold_up_another() {
         let both = update(&[entry("a", "u", "nonsense"), entry("b", "v", r#"{"epoch": 1}"#)]);
-        let (policies, verdicts) = taken(&PodPolicies::new(), both, true);
+        let (policies, verdicts) = apply(&PodPolicies::new(), both, true);
         assert_eq!(epochs(&policies), [("b", 1)]);
         assert_eq!(verdicts.len(), 2);
     }
 
     #[test]
-    fn of_a_pod_that_is_gone_a_node_forgets_the_policy_and_a_sidecar_does_not() {
+    fn a_node_forgets_a_gone_pods_policy_and_a_sidecar_does_not() {
         let (policies, _) =
-            taken(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+            apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
         let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "u".to_owned() };
         let gone = Update { gone: vec![pod], ..Update::default() };
-        assert_eq!(taken(&policies, gone.clone(), true).0, PodPolicies::new());
-        assert_eq!(taken(&policies, gone, false).0, policies);
+        assert_eq!(apply(&policies, gone.clone(), true).0, PodPolicies::new());
+        assert_eq!(apply(&policies, gone, false).0, policies);
     }
 
     #[test]
     fn another_incarnation_inherits_nothing() {
         let (policies, _) =
-            taken(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
-        let (after, verdicts) = taken(&policies, update(&[entry("a", "new", "nonsense")]), true);
+            apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let (after, verdicts) = apply(&policies, update(&[entry("a", "new", "nonsense")]), true);
         assert_eq!(after, PodPolicies::new());
         assert_eq!(verdicts[0].epoch, 0);
     }
 
     #[tokio::test]
-    async fn a_policy_that_is_told_again_stays_the_one_that_it_was() {
+    async fn an_equal_policy_is_no_change() {
         let policies = |epoch| PodPolicies::from([(name(&PodId::default()), pod_policy(epoch))]);
         let (sender, receiver) = watch::channel(Arc::new(policies(1)));
         let (metrics, drain) = (Metrics::new(), Drain::default());
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_could_not_be_kept_is_kept_later_though_nothing_is_said_any_more() {
+    async fn policies_that_could_not_be_stored_are_stored_later() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().to_owned();
         let path = || state.join("none");
@@ -508,7 +508,7 @@ mod tests {
         let client = Client {
             store: Store::open(state.clone()).unwrap(),
             manager,
-            served: Served::Node("n".to_owned()),
+            served: Subscriber::Node("n".to_owned()),
             policies: watch::Sender::new(Arc::default()),
             unsaved: Mutex::new(false),
             whole: watch::Sender::new(false),
@@ -516,7 +516,7 @@ mod tests {
             metrics: Metrics::new().manager.clone(),
             drain: Drain::default(),
         };
-        // Nothing can be put in its place.
+        // A folder in the place of the file cannot be replaced.
         let file = state.join("policies");
         std::fs::create_dir(&file).unwrap();
         client.take(update(&[entry("a", "u", r#"{"epoch": 3}"#)])).await;
@@ -536,7 +536,7 @@ mod tests {
         time::timeout(Duration::from_hours(1), kept).await.unwrap();
         assert_eq!(epochs(&client.store.load()), [("a", 3)]);
         assert!(!*client.unsaved.lock().await);
-        // What is kept is not written again.
+        // Stored policies are not written again.
         std::fs::remove_file(&file).unwrap();
         client.take(update(&[])).await;
         assert!(!file.exists());

@@ -1,3 +1,5 @@
+//! Policies from files.
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -79,7 +81,7 @@ async fn a_file_is_read_again_when_it_is_written_or_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mounted_config_map_is_read_again_when_its_folder_is_swapped() {
+async fn a_mounted_config_map_is_read_again_when_it_is_swapped() {
     let folder = tempfile::tempdir().unwrap();
     let generation = |name: &str, epoch| {
         fs::create_dir(folder.path().join(name)).unwrap();

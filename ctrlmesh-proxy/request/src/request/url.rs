@@ -20,7 +20,7 @@ pub enum TargetError {
     Escape,
     #[error("the authority of the target is malformed")]
     Authority,
-    /// The verb is `/watch/` or `/proxy/`.
+    /// The path ends with the verb `watch` or `proxy`.
     #[error("the path ends behind its verb")]
     NothingBehindVerb,
 }

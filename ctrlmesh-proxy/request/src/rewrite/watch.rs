@@ -1,4 +1,4 @@
-//! Follows a watch: where its frames end, and which version the client has event.
+//! Follows a watch: where its frames end, and which version the client has seen.
 //!
 //! At most the first and the last frame that end in a chunk are read, and small ones only when their version is asked
 //! for.

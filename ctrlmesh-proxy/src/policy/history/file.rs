@@ -1,8 +1,7 @@
-//! What of a history outlives the process?
+//! Stores a pod's history for the next process.
 //!
-//! One file for each pod, replaced whole before a policy comes into force, so that the next process knows what a client
-//! may hold that read before. What cannot be read or written makes that past unknown, which is safe: such clients list
-//! again.
+//! Each pod has one file, which is replaced whole before a policy comes into force. A file that cannot be read or
+//! written makes the history unknown, which is safe: clients that continue from before list again.
 
 use std::fs;
 use std::fs::{File, Permissions};
@@ -17,32 +16,32 @@ use ctrlmesh_common::wire;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::reads::Known;
+use super::reads::ReadVersion;
 use super::summary;
 use crate::policy::PodName;
 
-/// The folder of these files, in the folder of what is kept.
+/// The folder of these files, in the state folder.
 const FOLDER: &str = "histories";
 
-/// What a file begins with, before its checksum. The number changes with the format.
+/// The beginning of a file, before its checksum. The number changes with the format.
 const MAGIC: &str = "ctrlmesh-history 1 ";
 
-/// The largest file that is written, in bytes: a longer past is an unknown one.
+/// The largest file that is written, in bytes. A longer history is stored as unknown.
 const MAX_FILE_BYTES: usize = 8 << 20;
 
-/// How long the file of a pod that nobody serves any more is kept: by then the API server itself knows nothing of the
-/// versions that its clients hold.
+/// The file of a pod that is not served is removed after this time. By then the API server has compacted the versions
+/// that the pod's clients hold.
 const ABANDONED: Duration = Duration::from_hours(24);
 
-/// Where a pod's history is kept.
+/// The file of a pod's history.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct HistoryFile {
     file: PathBuf,
-    /// The pod's UID, where it is known: what is kept of another pod of its name says nothing of this one.
+    /// The pod's UID, or empty: the history of another pod of the same name does not count.
     uid: String,
 }
 
-/// What is written down.
+/// The content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
@@ -51,17 +50,16 @@ pub(super) struct Written {
     pub(super) forgotten: Option<summary::Written>,
 }
 
-/// A policy under which somebody may have read.
+/// A policy under which a client may have read.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenPolicy {
     pub(super) policy: Policy,
-    pub(super) until: Vec<Known>,
+    pub(super) until: Vec<ReadVersion>,
 }
 
-/// Why a file says nothing.
 #[derive(Debug, thiserror::Error)]
-enum KeptError {
+enum HistoryFileError {
     #[error("read or write the history")]
     Io(#[from] io::Error),
     #[error("the history is not whole")]
@@ -72,18 +70,18 @@ enum KeptError {
     TooLarge { bytes: usize },
 }
 
-impl Kept {
-    /// Of a pod, in the folder of all that is kept.
+impl HistoryFile {
+    /// `state` is the state folder.
     pub fn of(state: &Path, pod: Option<&PodName>, uid: &str) -> Self {
         // Neither name holds a `_`.
         let name = pod.map_or_else(|| "_".to_owned(), file_name);
         Self { file: state.join(FOLDER).join(name), uid: uid.to_owned() }
     }
 
-    /// What was written down; `None` where nothing was, since the pod is new.
+    /// `None` where there is no file, because the pod is new.
     ///
     /// # Errors
-    /// Where there is something that cannot be read.
+    /// The file cannot be read, which is logged.
     pub(super) fn read(&self) -> Result<Option<Written>, ()> {
         let written = self.written().map_err(|error| {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -92,21 +90,21 @@ impl Kept {
         Ok(written.filter(|written| written.uid == self.uid))
     }
 
-    fn written(&self) -> Result<Option<Written>, KeptError> {
+    fn written(&self) -> Result<Option<Written>, HistoryFileError> {
         let text = match fs::read_to_string(&self.file) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let (head, content) = text.split_once('\n').ok_or(KeptError::Broken)?;
-        let sum = head.strip_prefix(MAGIC).ok_or(KeptError::Broken)?;
+        let (head, content) = text.split_once('\n').ok_or(HistoryFileError::Broken)?;
+        let sum = head.strip_prefix(MAGIC).ok_or(HistoryFileError::Broken)?;
         if sum != format!("{:016x}", wire::digest(content.as_bytes())) {
-            return Err(KeptError::Broken);
+            return Err(HistoryFileError::Broken);
         }
         Ok(Some(serde_json::from_str(content)?))
     }
 
-    /// Writes down what the next process is to know. Where that fails it will know that it knows nothing.
+    /// Writes the file. Where that fails, it empties the file, so that the next process reads an unknown history.
     pub(super) fn write(&self, policies: Vec<WrittenPolicy>, forgotten: Option<summary::Written>) {
         let written = Written { uid: self.uid.clone(), policies, forgotten };
         let Err(error) = self.replace(&written) else { return };
@@ -115,23 +113,22 @@ impl Kept {
         warn!(error, emptied, file = %self.file.display(), "what watches were told is not kept");
     }
 
-    /// Where the next file of this pod, and of no other, is written: no name of a pod ends so.
+    /// The file's successor before the rename. No pod's name ends so.
     fn next(&self) -> PathBuf {
         let mut name = self.file.clone().into_os_string();
         name.push("._next");
         name.into()
     }
 
-    /// A process that is killed leaves the old file or the new one. What is lost with the node's power is of no pod
-    /// that goes on.
-    fn replace(&self, written: &Written) -> Result<(), KeptError> {
+    /// A process that is killed leaves the old file or the new one. There is no fsync: no pod survives a loss of power.
+    fn replace(&self, written: &Written) -> Result<(), HistoryFileError> {
         let content = serde_json::to_string(written)?;
         if content.len() > MAX_FILE_BYTES {
-            return Err(KeptError::TooLarge { bytes: content.len() });
+            return Err(HistoryFileError::TooLarge { bytes: content.len() });
         }
-        let folder = self.file.parent().ok_or(KeptError::Broken)?;
+        let folder = self.file.parent().ok_or(HistoryFileError::Broken)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        // Another process of the node may follow this one, and keep the same pod's beside it.
+        // The next process of the node may write the same file at the same time.
         let directory = File::open(folder)?;
         directory.lock()?;
         let next = self.next();
@@ -143,8 +140,8 @@ impl Kept {
     }
 }
 
-/// Removes what is kept of pods that are not among `served`, and was not touched for long.
-pub fn tidy<'a>(state: Option<&Path>, served: impl Iterator<Item = &'a PodName>) {
+/// Removes the old files of pods that are not among `served`.
+pub fn remove_abandoned<'a>(state: Option<&Path>, served: impl Iterator<Item = &'a PodName>) {
     let files = state.map(|state| fs::read_dir(state.join(FOLDER)));
     let Some(Ok(files)) = files else { return };
     let served: Vec<String> = served.map(file_name).collect();

@@ -1,4 +1,4 @@
-//! Who reads under a policy, and how far was read?
+//! Counts the readers under a policy, and records up to which version they read.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -8,61 +8,62 @@ use ctrlmesh_common::wire;
 use ctrlmesh_runtime::sync::lock;
 use serde::{Deserialize, Serialize};
 
-/// How many resources are remembered one by one that were read.
+/// Resources that are remembered one by one.
 const MAX_READ: usize = 1024;
 
-/// By how many resources readers are told apart. Two that are taken for one keep each other uncleared, which is safe.
-const TOLD_APART: usize = 256;
+/// Readers are counted in so many buckets of resources. Readers of one resource delay the clearing of another in the
+/// same bucket, which is safe.
+const READER_BUCKETS: usize = 256;
 
-/// Of what somebody reads, as far as readers are told apart.
+/// The bucket of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadOf(u8);
 
-/// Who reads under policies that mean the same, and how far was read.
+/// The readers under policies that mean the same, and the versions up to which they read.
 #[derive(Debug, Default)]
 pub(in crate::policy) struct Reads {
     readers: Readers,
     extent: Mutex<Extent>,
 }
 
-/// Who reads: all of them, and those of each resource.
+/// The number of readers, in all and in each bucket.
 #[derive(Debug)]
 struct Readers {
     all: AtomicUsize,
-    of: [AtomicU32; TOLD_APART],
+    of: [AtomicU32; READER_BUCKETS],
 }
 
-/// How far was read of what.
+/// The resources that were read, and up to which version.
 #[derive(Clone, Debug, Default)]
 struct Extent {
-    /// The resources, by group and name, that were read; a version, if one is known, is newer than what was.
+    /// By group and resource; a version, if known, is newer than everything that was read.
     read: HashMap<(String, String), Option<u64>>,
-    /// Whether every other may have been, too.
+    /// Whether every other resource may have been read, too.
     all: bool,
-    /// How often the policy came into force: what was asked for before counts no more.
+    /// How often the policy came into force. Versions that were asked for before the last time do not count.
     times: u64,
 }
 
-/// How far one resource was read.
+/// Up to which version a resource was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
     /// Not at all.
     Unread,
-    /// At most to this version.
+    /// At most up to this version.
     Version(u64),
-    /// Nobody knows.
+    /// Not known.
     Unknown,
 }
 
-/// A version that is newer than what was read of a resource, as it is written down.
+/// A version that is newer than everything read of a resource, as the file holds it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Known {
+pub(super) struct ReadVersion {
     group: String,
     resource: String,
     version: u64,
 }
 
-/// Of whom a version is to be asked that is newer than what was read.
+/// Reads for which a newer version is to be asked for.
 #[derive(Debug)]
 pub struct Unread {
     reads: Arc<Reads>,
@@ -70,7 +71,7 @@ pub struct Unread {
 }
 
 impl ReadOf {
-    /// Somebody reads this resource.
+    /// Mixes both names, so that resources spread over the buckets.
     pub fn resource(group: &str, resource: &str) -> Self {
         let [group, resource] = [group, resource].map(|text| wire::digest(text.as_bytes()));
         let mixed = (group.rotate_left(32) ^ resource).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -80,59 +81,59 @@ impl ReadOf {
 
 impl Default for Readers {
     fn default() -> Self {
-        Self { all: AtomicUsize::new(0), of: [const { AtomicU32::new(0) }; TOLD_APART] }
+        Self { all: AtomicUsize::new(0), of: [const { AtomicU32::new(0) }; READER_BUCKETS] }
     }
 }
 
 impl Reads {
-    /// Of a policy under which anything may have been read, up to versions of which some are known.
-    pub(super) fn of_all(known: Vec<Known>) -> Self {
+    /// For a policy under which anything may have been read; `known` holds the versions that are known.
+    pub(super) fn of_all(known: Vec<ReadVersion>) -> Self {
         let read = known.into_iter().map(|it| ((it.group, it.resource), Some(it.version)));
         let extent = Extent { read: read.collect(), all: true, times: 0 };
         Self { readers: Readers::default(), extent: Mutex::new(extent) }
     }
 
-    /// The versions that are known of what nobody reads: who does may read what is newer.
-    pub(super) fn known(&self) -> Vec<Known> {
+    /// The known versions of resources without readers. A reader may read newer objects.
+    pub(super) fn known(&self) -> Vec<ReadVersion> {
         let known = self.extent().read.clone().into_iter().filter_map(|((group, resource), it)| {
-            it.map(|version| Known { group, resource, version })
+            it.map(|version| ReadVersion { group, resource, version })
         });
-        let mut known: Vec<Known> = known.collect();
+        let mut known: Vec<ReadVersion> = known.collect();
         known.retain(|known| !self.is_read(&known.group, &known.resource));
         known.sort();
         known
     }
 
-    /// One reader more.
+    /// Adds a reader.
     pub(super) fn begin(&self, of: ReadOf) {
         self.readers.all.fetch_add(1, Ordering::SeqCst);
         self.readers.of[usize::from(of.0)].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// One reader less.
+    /// Removes a reader.
     pub(super) fn end(&self, of: ReadOf) {
         self.readers.of[usize::from(of.0)].fetch_sub(1, Ordering::SeqCst);
         self.readers.all.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether somebody reads anything.
+    /// Whether there are readers.
     pub(super) fn are_read(&self) -> bool {
         self.readers.all.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether somebody reads a resource.
+    /// Whether a resource has readers.
     pub(super) fn is_read(&self, group: &str, resource: &str) -> bool {
         let of = ReadOf::resource(group, resource);
         self.readers.of[usize::from(of.0)].load(Ordering::SeqCst) > 0
     }
 
-    /// Whether nobody ever was answered.
+    /// Whether no reader was ever answered.
     pub(super) fn is_empty(&self) -> bool {
         let extent = self.extent();
         extent.read.is_empty() && !extent.all
     }
 
-    /// Says that somebody was answered who reads a resource.
+    /// Records that a reader of a resource was answered.
     pub(super) fn answered(&self, group: &str, resource: &str) {
         let mut extent = self.extent();
         if extent.read.len() >= MAX_READ {
@@ -142,27 +143,27 @@ impl Reads {
         }
     }
 
-    /// Says that somebody may have been answered who reads anything.
+    /// Records that readers of any resource may have been answered.
     pub(super) fn answered_all(&self) {
         let mut extent = self.extent();
         extent.all = true;
         extent.read.clear();
     }
 
-    /// How far a resource was read.
+    /// Up to which version a resource was read.
     pub(super) fn until(&self, group: &str, resource: &str) -> Until {
         self.extent().until(group, resource)
     }
 
-    /// Whether nothing newer was read than what another says, and nobody reads it.
-    pub(super) fn is_within(&self, known: &Known) -> bool {
+    /// Whether nothing newer than `known` was read, and the resource has no readers.
+    pub(super) fn is_within(&self, known: &ReadVersion) -> bool {
         let (group, resource) = (known.group.as_str(), known.resource.as_str());
         let beyond = known.version.saturating_add(1);
         !self.is_read(group, resource) && self.until(group, resource).is_before(beyond)
     }
 
-    /// Whom a version is to be asked for: nobody reads the resource, and of what was read none is known. Asked once
-    /// another policy is in force.
+    /// `Some` if a version is to be asked for: the resource was read, has no readers, and no version is known. Called
+    /// once another policy is in force.
     pub(super) fn unread(this: &Arc<Self>, group: &str, resource: &str) -> Option<Unread> {
         let (until, times) = {
             let extent = this.extent();
@@ -172,14 +173,14 @@ impl Reads {
         unread.then(|| Unread { reads: this.clone(), times })
     }
 
-    /// Says that the policy came into force again: what was known of it is known no more.
+    /// Records that the policy came into force again, which makes its versions unknown.
     pub(super) fn again(&self) {
         let mut extent = self.extent();
         extent.times += 1;
         extent.read.values_mut().for_each(|version| *version = None);
     }
 
-    /// Takes in what was read elsewhere: what is not known of both is not known.
+    /// Adds the reads of another. A version that is not known of both is not known.
     pub(super) fn add(&self, other: &Self) {
         let other = other.extent().clone();
         let mut extent = self.extent();
@@ -213,7 +214,7 @@ impl Extent {
 }
 
 impl Until {
-    /// Whether what goes on from `version` cannot go on from what was read.
+    /// Whether a client that continues from `version` cannot have read it here.
     pub(super) fn is_before(self, version: u64) -> bool {
         match self {
             Self::Unread => true,
@@ -222,7 +223,7 @@ impl Until {
         }
     }
 
-    /// What is known of both.
+    /// Combines the reads of two.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Unread, other) | (other, Self::Unread) => other,
@@ -233,7 +234,8 @@ impl Until {
 }
 
 impl Unread {
-    /// Says that what was read of a resource is of `version` at most, which the API server gave after this was found.
+    /// Records that a resource was read up to `version` at most. The API server must have given the version after this
+    /// was returned.
     pub fn was_read_until(&self, (group, resource): (&str, &str), version: u64) {
         let mut extent = self.reads.extent();
         if extent.times == self.times {

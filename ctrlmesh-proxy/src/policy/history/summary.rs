@@ -1,4 +1,4 @@
-//! What is remembered of policies that are not remembered one by one?
+//! Summarizes the policies that are not remembered one by one.
 
 use std::sync::Arc;
 
@@ -7,38 +7,38 @@ use ctrlmesh_common::resource::ResourceMatch;
 use serde::{Deserialize, Serialize};
 
 use super::InForce;
-use super::reads::{Known, Reads, Unread};
+use super::reads::{ReadVersion, Reads, Unread};
 
-/// How many resources are remembered of which those policies said different things.
+/// Resources that are remembered because those policies limited them in different ways.
 const MAX_CHANGED: usize = 256;
 
 /// Policies that are not remembered one by one.
 #[derive(Debug)]
-pub(super) struct Past {
-    /// The first of them.
+pub(super) struct ForgottenPolicies {
+    /// The first of these policies.
     first: Arc<Policy>,
-    /// The resources of which another said something else; of any, where that is too much to remember.
+    /// The resources that a later one limited in another way; `None` for any resource.
     changed: Option<Vec<ResourceMatch>>,
-    /// Whether another named another lock.
+    /// Whether a later one named another lock.
     relocked: bool,
-    /// Those that somebody still reads under.
+    /// The reads of those with readers.
     read: Vec<Arc<Reads>>,
-    /// How far was read under all of them.
+    /// The reads of all others.
     reads: Arc<Reads>,
 }
 
-/// The same as it is written down.
+/// The summary in the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
     first: Policy,
     changed: Option<Vec<ResourceMatch>>,
     relocked: bool,
-    until: Vec<Known>,
+    until: Vec<ReadVersion>,
 }
 
-impl Past {
-    /// A past of which nothing is known: every resource may have been limited in another way.
+impl ForgottenPolicies {
+    /// For an unknown history: every resource may have been limited in another way.
     pub(super) fn unknown() -> Self {
         let reads = Arc::new(Reads::of_all(Vec::new()));
         Self { first: Arc::default(), changed: None, relocked: true, read: Vec::new(), reads }
@@ -58,7 +58,7 @@ impl Past {
 
     pub(super) fn add(&mut self, next: &InForce) {
         self.reads.add(&next.reads);
-        self.take_in();
+        self.merge_unread();
         self.read.push(next.reads.clone());
         let first = self.first.clone();
         self.relocked |= next.lock != first.lock;
@@ -88,15 +88,15 @@ impl Past {
         }
     }
 
-    /// Whether one of them, under which a client may have read up to `version`, may have said something else of a
-    /// resource than `now` does.
+    /// Whether a client may have read a resource up to `version` under one of them that limited it in another way than
+    /// `now` does.
     pub(super) fn is_suspect(
         &mut self,
         now: &Policy,
         (group, resource): (&str, &str),
         version: u64,
     ) -> bool {
-        self.take_in();
+        self.merge_unread();
         let read = self.all().any(|reads| {
             reads.is_read(group, resource) || !reads.until(group, resource).is_before(version)
         });
@@ -111,34 +111,34 @@ impl Past {
             || self.first.lock_for(group, resource) != now.lock_for(group, resource)
     }
 
-    /// Of which of them a version is to be asked: none, as long as somebody reads the resource under one.
+    /// The reads for which a version is to be asked for: none while the resource has readers under one of them.
     pub(super) fn unread(&mut self, group: &str, resource: &str) -> Vec<Unread> {
-        self.take_in();
+        self.merge_unread();
         if self.all().any(|reads| reads.is_read(group, resource)) {
             return Vec::new();
         }
         self.all().filter_map(|reads| Reads::unread(reads, group, resource)).collect()
     }
 
-    /// How far was read under all of them, and under those that somebody still reads under.
+    /// The reads of all of them.
     fn all(&self) -> impl Iterator<Item = &Arc<Reads>> {
         self.read.iter().chain([&self.reads])
     }
 
-    /// Keeps apart only those that somebody still reads under.
-    fn take_in(&mut self) {
+    /// Merges the reads of policies without readers.
+    fn merge_unread(&mut self) {
         let Self { read, reads, .. } = self;
         read.retain(|one| {
             let goes_on = one.are_read();
             if !goes_on {
-                // It may have been answered since it was taken in.
+                // Its readers may have been answered since it was added.
                 reads.add(one);
             }
             goes_on
         });
     }
 
-    /// What is written down of them. Who read under them is gone when that is read.
+    /// The summary for the file. Readers of now will be gone when it is read.
     pub(super) fn written(&self) -> Written {
         let mut until = self.reads.known();
         until.retain(|known| self.read.iter().all(|one| one.is_within(known)));
@@ -151,7 +151,7 @@ impl Past {
     }
 }
 
-impl From<Written> for Past {
+impl From<Written> for ForgottenPolicies {
     fn from(written: Written) -> Self {
         Self {
             first: written.first.into(),

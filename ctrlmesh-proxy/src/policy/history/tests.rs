@@ -53,7 +53,7 @@ fn clear(history: &History, now: &InForce, resource: (&str, &str), version: u64)
 }
 
 #[test]
-fn every_policy_that_said_otherwise_is_suspected_once() {
+fn every_policy_with_other_limits_is_suspected_once() {
     let history = History::default();
     for (epoch, selector) in ["a=1", "a=2", "a=1", "a=3"].into_iter().enumerate() {
         read(&history, &policy(selector, epoch as u64));
@@ -91,7 +91,7 @@ fn what_is_still_read_under_a_policy_has_no_last_version() {
 }
 
 #[test]
-fn who_reads_one_resource_keeps_no_other_uncleared() {
+fn a_reader_keeps_no_other_resource_uncleared() {
     let history = History::default();
     let stuck = history.in_force(&policy("a=1", 1)).read(of(NODES));
     stuck.answered(NODES.0, NODES.1);
@@ -108,7 +108,7 @@ fn who_reads_one_resource_keeps_no_other_uncleared() {
 }
 
 #[test]
-fn who_reads_one_resource_under_a_forgotten_policy_keeps_no_other_uncleared() {
+fn a_reader_under_a_forgotten_policy_keeps_no_other_uncleared() {
     let history = History::default();
     let stuck = history.in_force(&policy("a=0", 0)).read(of(NODES));
     read(&history, &policy("a=0", 0));
@@ -152,7 +152,7 @@ fn an_epoch_alone_changes_nothing() {
 }
 
 #[test]
-fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_it() {
+fn a_forgotten_policy_concerns_the_resources_that_changed() {
     let history = History::default();
     let mut now = history.in_force(&of_pods("a=0", 0));
     for epoch in 1..=40 {
@@ -178,7 +178,7 @@ fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_
 }
 
 #[test]
-fn what_is_still_read_under_a_forgotten_policy_keeps_all_of_it_uncleared() {
+fn readers_under_a_forgotten_policy_keep_all_uncleared() {
     let history = History::default();
     let reading = history.in_force(&of_pods("a=0", 0)).read(of(PODS));
     let all: Vec<_> = (1..=40).map(|n| read(&history, &of_pods(&format!("a={n}"), n))).collect();
@@ -231,7 +231,7 @@ fn a_policy_under_which_nobody_was_answered_is_not_remembered() {
 
 /// The history of a pod in the next process.
 fn again(folder: &TempDir, uid: &str) -> Arc<History> {
-    History::kept(Kept::of(folder.path(), Some(&"ns/op-0".parse().unwrap()), uid))
+    History::load(HistoryFile::of(folder.path(), Some(&"ns/op-0".parse().unwrap()), uid))
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn what_was_in_force_before_the_process_began_is_suspected() {
 }
 
 #[test]
-fn how_far_was_read_is_known_to_the_next_process() {
+fn the_next_process_knows_the_versions() {
     let folder = TempDir::new().unwrap();
     let history = again(&folder, "u");
     let mut now = read(&history, &of_pods("a=0", 0));
@@ -283,7 +283,7 @@ fn how_far_was_read_is_known_to_the_next_process() {
 }
 
 #[test]
-fn how_far_one_resource_was_read_is_known_to_the_next_process_while_another_is_read() {
+fn the_next_process_knows_versions_of_resources_without_readers() {
     let folder = TempDir::new().unwrap();
     let history = again(&folder, "u");
     let stuck = history.in_force(&policy("a=1", 1)).read(of(NODES));
@@ -298,7 +298,7 @@ fn how_far_one_resource_was_read_is_known_to_the_next_process_while_another_is_r
 }
 
 #[test]
-fn a_past_that_cannot_be_read_concerns_everything_until_a_version_clears_it() {
+fn an_unreadable_history_concerns_everything() {
     let folder = TempDir::new().unwrap();
     read(&again(&folder, "u"), &policy("a=1", 1));
     let file = folder.path().join("histories/ns_op-0");
@@ -317,11 +317,11 @@ fn a_past_that_cannot_be_read_concerns_everything_until_a_version_clears_it() {
 }
 
 #[test]
-fn a_pod_that_is_let_go_of_may_have_read_everything() {
+fn a_released_pod_may_have_read_everything() {
     let folder = TempDir::new().unwrap();
     let history = again(&folder, "u");
     history.in_force(&policy("a=1", 1));
-    history.let_go();
+    history.record_release();
     let history = again(&folder, "u");
     let now = history.in_force(&policy("a=1", 1));
     let suspects = history.suspects(&now, PODS, 7).unwrap();
@@ -329,10 +329,10 @@ fn a_pod_that_is_let_go_of_may_have_read_everything() {
 }
 
 #[test]
-fn what_pods_and_processes_write_at_once_is_whole_and_each_pods_own() {
+fn concurrent_writers_leave_whole_files_of_each_pod() {
     let folder = TempDir::new().unwrap();
     let writes = |pod: &str| {
-        let kept = Kept::of(folder.path(), Some(&format!("ns/{pod}").parse().unwrap()), pod);
+        let kept = HistoryFile::of(folder.path(), Some(&format!("ns/{pod}").parse().unwrap()), pod);
         let policy = Policy { limits: vec![limit("pods", "a=1"); 100], ..Policy::default() };
         for _ in 0..200 {
             let policies = vec![WrittenPolicy { policy: policy.clone(), until: Vec::new() }];

@@ -1,23 +1,21 @@
-//! Are the versions of a resource counted as the policy's are?
+//! Remembers for which resources versions compare with the version at which the policy changed.
 //!
-//! The policy says at which version of the API server it changed. An API server may keep some resources in another
-//! store, and aggregated API servers have their own: the versions there grow by themselves. Where the newest version of
-//! a resource is from before a change that has happened, the two do not compare. That is found out once for each
-//! change.
+//! An API server may keep some resources in another store, and aggregated API servers have stores of their own, with
+//! versions of their own. Where a resource's newest version is smaller than that of the change, which has happened, the
+//! two do not compare. The proxy finds that out once for each change.
 
 use std::sync::{Mutex, MutexGuard};
 
 use ctrlmesh_runtime::sync::lock;
 
-/// How many resources are remembered.
+/// Resources that are remembered.
 const MAX_KNOWN: usize = 256;
 
-/// What was found out.
 #[derive(Debug, Default)]
-pub(super) struct Versions(Mutex<Vec<Known>>);
+pub(super) struct Versions(Mutex<Vec<Comparison>>);
 
 #[derive(Debug)]
-struct Known {
+struct Comparison {
     group: String,
     resource: String,
     changed_at: u64,
@@ -27,11 +25,12 @@ struct Known {
 impl Versions {
     /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
     pub(super) fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
-        let is_known = |known: &&Known| known.is_of(resource) && known.changed_at == changed_at;
+        let is_known =
+            |known: &&Comparison| known.is_of(resource) && known.changed_at == changed_at;
         self.known().iter().find(is_known).map(|known| known.compare)
     }
 
-    /// Takes in the newest version of a resource, after the policy has changed; whether they compare.
+    /// Records the newest version of a resource after the change. Returns whether the two compare.
     pub(super) fn found(&self, resource: (&str, &str), changed_at: u64, newest: u64) -> bool {
         let compare = newest >= changed_at;
         let mut known = self.known();
@@ -40,16 +39,16 @@ impl Versions {
             known.remove(0);
         }
         let (group, resource) = (resource.0.to_owned(), resource.1.to_owned());
-        known.push(Known { group, resource, changed_at, compare });
+        known.push(Comparison { group, resource, changed_at, compare });
         compare
     }
 
-    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
+    fn known(&self) -> MutexGuard<'_, Vec<Comparison>> {
         lock(&self.0)
     }
 }
 
-impl Known {
+impl Comparison {
     fn is_of(&self, (group, resource): (&str, &str)) -> bool {
         self.group == group && self.resource == resource
     }
