@@ -198,7 +198,7 @@ fn history(args: &SidecarArgs) -> Arc<History> {
 
 async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let process = Process::new(args.common.clone());
-    let removal = Removal { pins: args.pin_dir.clone(), end: end(&args)? };
+    let removal = Removal { pins: args.pin_dir.clone(), end: removal_check(&args)? };
     if let Some(end) = &removal.end {
         process.drain.spawn(end.clone().watch(process.drain.clone()));
     }
@@ -242,8 +242,8 @@ async fn begin_node(
     Ok(Begun { workers, leave })
 }
 
-/// Who says whether a node's proxy ends for good.
-fn end(args: &NodeArgs) -> Result<Option<RemovalCheck>, AppError> {
+/// The check of whether ctrlmesh is removed, where flags name what it needs.
+fn removal_check(args: &NodeArgs) -> Result<Option<RemovalCheck>, AppError> {
     let Some((daemon_set, token)) = args.daemon_set.clone().zip(args.api_token.clone()) else {
         return Ok(None);
     };

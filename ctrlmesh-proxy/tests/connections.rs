@@ -1,4 +1,4 @@
-//! Which connections there are to the API server, and what becomes of them.
+//! The proxy's connections to the API server.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -167,7 +167,7 @@ async fn a_replaced_certificate_is_for_new_connections() {
         assert_eq!(client.get("/api").await.status, StatusCode::CREATED);
         assert!(!client.is_closed());
     }
-    // What does not fit together is not taken.
+    // A key that does not fit the certificate changes nothing.
     let now = presented().await;
     fs::write(&key, "no key").unwrap();
     until("the refusal", || async { proxy.log().contains("serving certificate kept") }).await;
@@ -213,7 +213,7 @@ async fn concurrent_requests_share_one_connection_attempt() {
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
     assert_eq!(accepted.load(std::sync::atomic::Ordering::SeqCst), 1);
-    // Whoever comes later tries again.
+    // A later request tries again.
     let later = send.send_request(asked("/api"), true).unwrap().0;
     soon("an answer", later).await.unwrap();
     assert_eq!(accepted.load(std::sync::atomic::Ordering::SeqCst), 2);

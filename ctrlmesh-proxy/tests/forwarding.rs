@@ -1,4 +1,4 @@
-//! What passes through untouched, and what is bounded, between an operator and a scripted API server.
+//! Requests and responses that pass untouched between an operator and a scripted API server.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

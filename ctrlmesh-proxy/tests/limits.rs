@@ -55,7 +55,7 @@ async fn closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
     let _reset = soon("the connection's end", stream.read_to_end(&mut rest)).await;
 }
 
-/// Long enough for those on a busy machine who say what they want.
+/// Long enough for a client on a busy machine to send its head.
 const HEADERS_IN: [&str; 2] = ["--header-timeout", "5s"];
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn a_settings_flood_ends_only_its_connection() {
     let mut stream = tls(&bed.pki, bed.proxy.address, "h2").await;
     stream.write_all(PREFACE).await.unwrap();
     let flood = frame(SETTINGS, 0, 0, &[]).repeat(1000);
-    // What is acknowledged is not read.
+    // The acknowledgements are not read.
     let stopped = async { while stream.write_all(&flood).await.is_ok() {} };
     soon("the flood to be stopped", stopped).await;
     bed.until_client_errors("protocol", 1.0).await;
@@ -260,7 +260,7 @@ async fn a_request_that_cannot_be_read_is_refused() {
         ("GET /api HTTP/1.1\r\nno header\r\n\r\n".to_owned(), 400),
         (format!("GET /api HTTP/1.1\r\nHost: k\r\n{many}\r\n"), 431),
         (format!("GET /{long} HTTP/1.1\r\nHost: k\r\n\r\n"), 414),
-        // What came before it is answered as it was.
+        // An earlier request on the connection is answered.
         ("GET /api HTTP/1.1\r\nHost: k\r\n\r\nGET /a b HTTP/1.1\r\n\r\n".to_owned(), 400),
     ] {
         let answer =

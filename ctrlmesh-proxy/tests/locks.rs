@@ -1,4 +1,4 @@
-//! What holds the leader-election lock: lists of any size, answers that are no lock, bodies that never end.
+//! Bodies with the leader-election lock: lists of any size, other answers, and bodies that never end.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -190,7 +190,7 @@ async fn unfinished_locks_are_bounded_for_each_client() {
         );
         others.push(client);
     }
-    // What is left gives its room back.
+    // A client that goes away releases its memory.
     drop(open);
     harness::until("room", || async {
         let mut send = send.clone().ready().await.unwrap();
@@ -208,7 +208,7 @@ fn put<B>(body: B) -> Request<B> {
     request.header("content-type", "application/json").body(body).unwrap()
 }
 
-/// Waits until all of a body is taken; how it is answered, where it is refused.
+/// Waits until the proxy has taken all of a body. Returns the status where it is refused.
 async fn taken(
     response: &mut h2::client::ResponseFuture,
     body: &mut h2::SendStream<Bytes>,
@@ -325,7 +325,7 @@ async fn client_go_that_writes_cbor_takes_its_lock_in_json() {
     assert!(refused.await >= 1.0);
 }
 
-/// As the API server makes them: what a row holds of its object is asked for.
+/// As the API server makes them: the request tells which part of its object a row holds.
 fn table(target: &str) -> Value {
     let row = |name: &str| {
         let object = if target.contains("includeObject=None") {
@@ -364,7 +364,7 @@ async fn a_table_without_objects_shows_no_other_shards_lock() {
 #[tokio::test]
 async fn a_lock_that_is_asked_for_in_yaml_or_cbor_comes_in_json() {
     let answer = |seen: Seen| async move {
-        // As the API server does: what stands first, if it knows that.
+        // As the API server does: the first type that it knows.
         let accept = seen.headers.get("accept").map_or("", |accept| accept.to_str().unwrap());
         let yaml = accept.starts_with("application/yaml");
         let text = if yaml { "items: []\n".to_owned() } else { long_list().to_string() };
@@ -391,7 +391,7 @@ async fn a_lock_that_is_asked_for_in_yaml_or_cbor_comes_in_json() {
             let list: Value = serde_json::from_slice(&answer.body).unwrap();
             assert_eq!(names(&list)[0], "lead");
         }
-        // What holds no lock comes as it is asked for.
+        // A list that holds no lock comes as requested.
         let mut request = get("/api/v1/namespaces/other/configmaps");
         request.headers_mut().insert("accept", HeaderValue::from_static("application/yaml"));
         let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;

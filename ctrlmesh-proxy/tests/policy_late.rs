@@ -64,7 +64,7 @@ async fn a_watch_newer_than_the_change_is_not_spliced() {
     bed.change(&pods(2, "team=b")).await;
     let (_, _send) = soon("the new watch", bed.watches.recv()).await.unwrap();
     // The API server is asked for the version that it has now, 9, when nobody reads under the old policy any more.
-    // Asked is not answered: until the proxy has written the answer down, whoever comes is led over.
+    // Until the proxy has recorded the answer, new watches are spliced.
     until("the version", || async { bed.kept().contains("\"version\":9") }).await;
     assert!(bed.listed().iter().any(|list| list.ends_with("limit=1")));
     drop(open);
@@ -112,7 +112,7 @@ async fn many_changes_disturb_only_what_they_change() {
     }
     bed.watch(Version::HTTP_2, "/api/v1/services?watch=1&resourceVersion=5", &[]).await;
     assert_eq!(client.get(WATCH).await.status, StatusCode::GONE);
-    // It lists again, and what is there now is newer than the version, 9, that was found meanwhile.
+    // It lists again, and that list is newer than the version, 9, that was found meanwhile.
     let newer = "/api/v1/pods?watch=1&resourceVersion=10";
     let (mut watching, _) = bed.watch(Version::HTTP_2, newer, &[]).await;
     watching.send.send_data(event("ADDED", "y", 11)).await.unwrap();
@@ -175,7 +175,7 @@ async fn a_restart_under_the_same_policy_disturbs_nobody() {
     assert_eq!(bed.listed(), ["/api/v1/pods?labelSelector=team%3Da"]);
 }
 
-/// Nothing was kept, so nobody can tell what the client holds that read before.
+/// Without a stored history, the proxy cannot tell what the client holds.
 #[tokio::test]
 async fn after_a_restart_without_memory_clients_list_once() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
@@ -189,7 +189,7 @@ async fn after_a_restart_without_memory_clients_list_once() {
         assert_eq!(gone.status, StatusCode::GONE, "{watch}");
         assert_eq!(reason(&gone), "Expired");
     }
-    // What is there now is newer than the version, 9, that was found meanwhile.
+    // The current list is newer than the version, 9, that was found meanwhile.
     for version in [Version::HTTP_2, Version::HTTP_11] {
         for watch in [WATCH, services] {
             bed.watch(version, &watch.replace("=5", "=10"), &[]).await;
@@ -198,7 +198,7 @@ async fn after_a_restart_without_memory_clients_list_once() {
     assert_eq!(client.get(&paged(10)).await.status, StatusCode::OK);
 }
 
-/// A watch by a path that names its object cannot be led over, and a list of that path is none.
+/// A watch by a path that names its object cannot be spliced, and that path has no list.
 #[tokio::test]
 async fn a_watch_of_one_name_expires_once() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
@@ -212,7 +212,7 @@ async fn a_watch_of_one_name_expires_once() {
         |version| format!("/api/v1/watch/namespaces/x/pods/p?watch=1&resourceVersion={version}");
     let (mut watching, _) = bed.watch(Version::HTTP_2, &named(5), &[]).await;
     watching.expires().await;
-    // What is there now is newer than the version, 9, that was found meanwhile.
+    // The current list is newer than the version, 9, that was found meanwhile.
     let (mut watching, _) = bed.watch(Version::HTTP_2, &named(10), &[]).await;
     watching.send.send_data(event("ADDED", "p", 11)).await.unwrap();
     assert_eq!(watching.sees().await, sees("ADDED", "p"));

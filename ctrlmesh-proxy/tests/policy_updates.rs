@@ -106,7 +106,7 @@ async fn watches_go_over_some_at_a_time_and_all_of_them() {
 #[tokio::test]
 async fn a_client_that_does_not_read_keeps_no_other_from_going_over() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
-    // It takes some bytes of each of its watches, and none of what they go over by.
+    // It reads some bytes of each of its watches, and nothing of their splices.
     let stream = tls(&bed.pki, bed.proxy.address, "h2").await;
     let mut builder = h2::client::Builder::new();
     let handshake = builder.initial_window_size(16).handshake::<_, Bytes>(stream).await;
@@ -137,7 +137,7 @@ async fn what_the_change_does_not_concern_is_not_disturbed() {
     }
     let (mut pods_too, _) = open.pop().unwrap();
     let (mut services, _) = open.pop().unwrap();
-    // What joins does not change the pods' selector.
+    // The new limit does not change the pods' selector.
     let mut other = pods(2, "team=a");
     let limit = json!({"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}], "selector": "x=y"});
     other["limits"].as_array_mut().unwrap().push(limit);
@@ -236,11 +236,11 @@ async fn a_compressed_watch_ends_at_a_change() {
 }
 
 #[tokio::test]
-async fn what_is_from_before_the_version_of_the_change_gets_410() {
+async fn a_version_from_before_the_change_gets_410() {
     let mut changed = pods(1, "team=a");
     changed["limits"][0]["changedAt"] = json!(100);
     let bed = Bed::new(&changed).await;
-    // What is there now is from after the change.
+    // A current list is from after the change.
     bed.answer_lists(|_| {
         let metadata = json!({"resourceVersion": "120"});
         answer(

@@ -1,4 +1,4 @@
-//! What SIGTERM does to what is under way.
+//! What SIGTERM does to connections and requests.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -125,7 +125,7 @@ async fn what_never_ends_is_cut_at_the_deadline() {
     assert!(request.await.unwrap());
 }
 
-/// Is told by a manager that is not there what it may do; so it waits, and serves nobody.
+/// A sidecar whose manager is not there: it waits for its policy, and serves nothing.
 fn waiting(pki: &Pki) -> Proxy {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
     std::fs::write(pki.path("token"), "token").unwrap();

@@ -1,4 +1,4 @@
-//! What passes on a connection that carries many streams, between an operator and an API server on bare HTTP/2.
+//! Connections that carry many streams, between an operator and an API server on bare HTTP/2.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -17,7 +17,7 @@ use harness::upstream::Upstream;
 use http::{Request, Response, StatusCode};
 use tokio::sync::Notify;
 
-/// How much an API server sends that nobody reads: more than a stream has room for.
+/// The size of responses that nobody reads: more than a stream's window.
 const FLOOD_BYTES: usize = 2 << 20;
 
 /// An API server on bare HTTP/2, which allows `streams` at once and does `answer` with each.
@@ -136,7 +136,7 @@ async fn unread_streams_block_no_other_and_cost_their_windows() {
         let size = if request.uri().path() == "/large" { FLOOD_BYTES } else { 2 };
         body.reserve_capacity(size);
         body.send_data(Bytes::from(vec![b'x'; size]), true).unwrap();
-        // Held until it is sent: whoever lets go of it lets go of the stream.
+        // Held until it is sent: dropping it resets the stream.
         let _reset = std::future::poll_fn(|cx| body.poll_reset(cx)).await;
     })
     .await;

@@ -1,4 +1,4 @@
-//! What passes as bytes: exec, attach, port-forward, logs, `proxy`, and what is not HTTP.
+//! Traffic that passes as bytes: exec, attach, port-forward, logs, `proxy`, and connections without TLS or HTTP.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -80,8 +80,8 @@ async fn what_is_not_tls_passes_to_the_api_server_as_it_is() {
     assert_eq!(answer, "not here");
 }
 
-/// What stands before a handshake, or in its place, that some server takes: a warning alert (Go's does), an `SSLv2`
-/// hello, a PROXY line, and plain HTTP.
+/// Bytes before or instead of a handshake that some server accepts: a warning alert (Go's does), an `SSLv2` hello, a
+/// PROXY line, and plain HTTP.
 const NOT_TLS: [&[u8]; 4] = [
     b"\x15\x03\x01\x00\x02\x01\x5a",
     b"\x80\x2e\x01\x03\x01\x00\x15",
@@ -160,13 +160,13 @@ async fn a_tunnel_counts_as_the_connection_that_it_was() {
     .await;
 }
 
-/// What a stream carries that means nothing to anyone: every byte, in no order.
+/// Noise that holds every byte.
 fn noise(seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     (0..BYTES).map(|_| random.next().to_be_bytes()[0]).collect()
 }
 
-/// An API server that upgrades what is asked for, sends noise, reads until the client has said all, and answers that.
+/// An API server that upgrades every request, sends noise, reads until the client has ended, and echoes that.
 async fn kubelet(pki: &Pki) -> Upstream {
     Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
         let mut head = Vec::new();

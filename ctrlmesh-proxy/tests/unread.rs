@@ -1,4 +1,4 @@
-//! The memory that clients take which ask and do not read.
+//! The memory that clients take who send requests and do not read the responses.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -37,7 +37,7 @@ async fn bed() -> Bed {
     bed_with(&[]).await
 }
 
-/// The same, with a proxy that is told more.
+/// Does the same with more arguments for the proxy.
 async fn bed_with(more: &[&str]) -> Bed {
     let pki = Pki::new();
     let list = Bytes::from(vec![b' '; 16 << 20]);
@@ -57,7 +57,7 @@ async fn bed_with(more: &[&str]) -> Bed {
 }
 
 impl Bed {
-    /// Who asks for little is answered, and no more waits than may.
+    /// A small request is answered, and the unread bytes are within the budget.
     async fn assert_bounded(&self, before: u64) {
         until("a refusal", || async { self.proxy.metric(REFUSED).await >= 1.0 }).await;
         for version in [Version::HTTP_11, Version::HTTP_2] {
@@ -132,7 +132,7 @@ async fn heads_that_do_not_end_are_given_up() {
         let mut held = Vec::new();
         for _ in 0..REQUESTS {
             let mut stream = tls(&bed.pki, bed.proxy.address, protocol).await;
-            // Who is given up sees its connection end.
+            // The client sees its connection end.
             let _closed = stream.write_all(&unended(protocol)).await;
             held.push(stream);
         }
@@ -162,7 +162,7 @@ fn unended(protocol: &str) -> Vec<u8> {
 #[tokio::test]
 async fn an_upload_that_is_not_taken_ends_with_its_client() {
     let pki = Pki::new();
-    // It answers, and reads nothing of what it is sent.
+    // An API server that answers without reading the body.
     let upstream = Upstream::bytes(pki.server(&["h2"]), |stream| async move {
         let mut builder = h2::server::Builder::new();
         builder.initial_window_size(64 << 10);
@@ -192,7 +192,7 @@ async fn an_upload_that_is_not_taken_ends_with_its_client() {
 #[tokio::test]
 async fn a_body_that_goes_on_behind_its_answer_is_no_head() {
     let pki = Pki::new();
-    // It answers at once, and reads to the end.
+    // An API server that answers at once, and then reads the body to its end.
     let upstream = Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
         let mut all = vec![0; 64 << 10];
         let read = stream.read(&mut all).await.unwrap();

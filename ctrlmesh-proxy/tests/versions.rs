@@ -1,4 +1,4 @@
-//! Resources whose versions are not counted as those of the policy are.
+//! Resources whose versions do not compare with the policy's.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 
-/// What is asked for the newest version.
+/// The target by which the proxy asks for the newest version.
 const NEWEST: &str = "/api/v1/pods?labelSelector=team%3Da&limit=1";
 
 /// The same policy, since a version.

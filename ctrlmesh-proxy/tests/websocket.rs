@@ -32,7 +32,7 @@ async fn upgraded(
     (stream, String::from_utf8(answer).unwrap())
 }
 
-/// An API server that upgrades everything, says so, and talks on until it is left.
+/// An API server that upgrades every request, and sends until the client is gone.
 async fn websockets(policy: &Value) -> (Bed, Arc<Mutex<Vec<String>>>) {
     let mut bed = Bed::new(policy).await;
     let asked = Arc::<Mutex<Vec<String>>>::default();
@@ -88,7 +88,7 @@ async fn a_websocket_watch_is_narrowed_and_ends_at_a_change() {
         bed.proxy.metric("ctrlmesh_proxy_tunnels").await == 0.0
     })
     .await;
-    // What it knows is from before the change, and nothing could be sent before the first message.
+    // Its version is from before the change, and the proxy cannot splice a WebSocket.
     let (_, head) = upgraded(&bed, WATCH).await;
     assert!(head.starts_with("HTTP/1.1 410 "), "{head}");
     let (_, head) = upgraded(&bed, "/api/v1/pods?watch=1").await;

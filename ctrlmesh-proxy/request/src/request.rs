@@ -270,7 +270,7 @@ impl<'a> RequestInfo<'a> {
         }
     }
 
-    /// What the query says about the verb and the name.
+    /// Takes the verb and the name from the query.
     fn read_options(&mut self) {
         if self.verb == "get" && self.name.is_empty() {
             let options = self.query.list_options();

@@ -166,7 +166,7 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
     kind.to_str().ok().and_then(Encoding::of).ok_or(LockedError::Encoding)
 }
 
-/// What a client sends, as the API server is to get it.
+/// The client's body with the lock renamed.
 fn renamed<'b>(
     headers: &HeaderMap,
     body: &'b [u8],

@@ -37,7 +37,7 @@ pub(super) struct PagePermit {
 pub(super) struct PageError;
 
 impl PagePermit {
-    /// Waits for a permit. Whoever waits for one or holds one must be polled on: other watches wait for it.
+    /// Waits for a permit. A future that waits for one or holds one must be polled on: other watches wait for it.
     pub(super) async fn acquire() -> Self {
         Self { _short: SHORT.acquire().await.ok(), long: None }
     }

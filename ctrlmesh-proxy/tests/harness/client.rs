@@ -1,4 +1,4 @@
-//! Operators: clients that believe the mesh CA and speak HTTP/1.1, HTTP/2 or plain bytes.
+//! Operators: clients that trust the mesh CA and speak HTTP/1.1, HTTP/2 or plain bytes.
 
 use std::net::SocketAddr;
 

@@ -24,7 +24,7 @@ const END_HEADERS: u8 = 4;
 /// `:status: 200`, which every peer's table holds.
 const OK: &[u8] = &[0x88];
 
-/// What a client sends first.
+/// The client's connection preface.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A frame as it is written.
@@ -52,7 +52,7 @@ impl Frames {
         Self(stream)
     }
 
-    /// The next frame; nothing once the connection ends.
+    /// The next frame; `None` once the connection ends.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
         self.0.read_exact(&mut head).await.ok()?;
@@ -64,7 +64,7 @@ impl Frames {
     }
 
     pub(crate) async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        // Who is gone hears nothing.
+        // Fails where the peer is gone.
         let _gone = self.0.write_all(&frame(kind, flags, stream, payload)).await;
         let _gone = self.0.flush().await;
     }

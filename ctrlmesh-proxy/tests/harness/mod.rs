@@ -1,4 +1,4 @@
-//! What the socket tier needs: certificates, a scripted API server, the real proxy process, and clients.
+//! The parts of the socket tests: certificates, a scripted API server, the real proxy process, and clients.
 #![allow(dead_code, reason = "each test binary uses its own part of the harness")]
 
 pub(crate) mod client;
@@ -25,7 +25,7 @@ pub(crate) const PROGRAM: &str =
 /// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// What `work` gives; the test fails when it takes too long.
+/// Awaits `work`; the test fails when it takes too long.
 pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     time::timeout(PATIENCE, work)
         .await

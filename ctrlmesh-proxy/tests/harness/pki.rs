@@ -52,23 +52,23 @@ impl Pki {
         fs::write(key, own.serialize_pem()).unwrap();
     }
 
-    /// What the scripted API server presents; `protocols` in the order it likes them.
+    /// TLS of the scripted API server; `protocols` in the order of its preference.
     pub(crate) fn server(&self, protocols: &[&str]) -> Arc<ServerConfig> {
         server_of(self.dir.path(), protocols)
     }
 
-    /// How a client believes the proxy: it knows the mesh CA only.
+    /// TLS of a client that trusts the mesh CA only.
     pub(crate) fn client(&self, protocols: &[&str]) -> Arc<ClientConfig> {
         client_of(&[self.path("mesh.crt")], protocols)
     }
 
-    /// A client that believes the API server too.
+    /// TLS of a client that also trusts the API server's CA.
     pub(crate) fn client_of_both(&self, protocols: &[&str]) -> Arc<ClientConfig> {
         client_of(&[self.path("mesh.crt"), self.path("real.crt")], protocols)
     }
 }
 
-/// What a server presents that is signed by the API server's CA.
+/// TLS of a server whose certificate the API server's CA signed.
 pub(crate) fn server_of(dir: &Path, protocols: &[&str]) -> Arc<ServerConfig> {
     let chain = vec![CertificateDer::from_pem_file(dir.join("leaf.crt")).unwrap()];
     let key = PrivateKeyDer::from_pem_file(dir.join("leaf.key")).unwrap();
@@ -82,7 +82,7 @@ pub(crate) fn server_of(dir: &Path, protocols: &[&str]) -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-/// A client that believes these certificate authorities.
+/// TLS of a client that trusts these CAs.
 pub(crate) fn client_of(authorities: &[PathBuf], protocols: &[&str]) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {

@@ -17,7 +17,7 @@ use tokio::task;
 use super::pki::Pki;
 use super::{PROGRAM, soon};
 
-/// How many were started: each keeps what it keeps in a folder of its own.
+/// Counts the proxies, to give each a state folder of its own.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs until dropped.
@@ -29,8 +29,8 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments. Nobody served its pod before, unless they say
-    /// where that is kept.
+    /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments. No process served its pod before, unless they
+    /// name a state folder.
     pub(crate) fn start(pki: &Pki, upstream: SocketAddr, more: &[&str]) -> Self {
         let mut command = sidecar(upstream, more);
         if !more.contains(&"--state-dir") {
@@ -40,7 +40,7 @@ impl Proxy {
         Self::run(pki, command)
     }
 
-    /// The same, which keeps nothing and knows nothing of before.
+    /// Does the same without a state folder.
     pub(crate) fn forgetful(pki: &Pki, upstream: SocketAddr, more: &[&str]) -> Self {
         Self::run(pki, sidecar(upstream, more))
     }
@@ -70,7 +70,7 @@ impl Proxy {
         Self::spawn(pki, command)
     }
 
-    /// One that has not begun to serve, and perhaps never will.
+    /// A proxy that has not begun to serve, and perhaps never will.
     pub(crate) fn waiting(pki: &Pki, command: Command) -> Self {
         Self::until(pki, command, |line| line["purpose"] == "admin")
     }

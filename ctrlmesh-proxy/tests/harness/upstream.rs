@@ -1,4 +1,4 @@
-//! An API server that does what a test tells it to.
+//! A scripted API server.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -125,7 +125,7 @@ pub(crate) fn whole(status: StatusCode, body: impl Into<Bytes>) -> Response<Body
     Response::builder().status(status).body(body).unwrap()
 }
 
-/// A response whose body is what is sent on the way that is returned.
+/// A response, and the sender of its body.
 pub(crate) fn streamed() -> (Sender<Bytes, io::Error>, Response<Body>) {
     let (send, body) = Channel::new(64);
     (send, Response::new(body.boxed_unsync()))

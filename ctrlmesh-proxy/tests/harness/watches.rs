@@ -21,7 +21,7 @@ use super::{soon, until};
 
 pub(crate) const PODS: &str = "/api/v1/pods";
 pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/ops/leases";
-/// The version that every client here goes on from.
+/// The version from which every client here continues.
 pub(crate) const WATCH: &str = "/api/v1/pods?watch=1&resourceVersion=5&allowWatchBookmarks=true";
 
 pub(crate) type Lists = Arc<Mutex<Box<dyn Fn(&str) -> Response<Body> + Send>>>;
@@ -34,7 +34,7 @@ pub(crate) struct Bed {
     pub(crate) upstream: Upstream,
     pub(crate) watches: mpsc::UnboundedReceiver<(Seen, Sender<Bytes, io::Error>)>,
     pub(crate) lists: Lists,
-    /// Whether lists wait to be released, and who waits for whom.
+    /// Whether lists wait to be released, and the means to release them.
     pub(crate) slow: Arc<AtomicBool>,
     pub(crate) arrived: Arc<Notify>,
     pub(crate) release: Arc<Notify>,
@@ -86,7 +86,7 @@ impl Bed {
         Self { proxy, pki, upstream, watches, lists, slow, arrived, release }
     }
 
-    /// Another process serves the pod, under another policy; `knows` says whether it finds what was kept.
+    /// Another process serves the pod, under another policy. `knows` tells whether it finds the state folder.
     pub(crate) fn restart(&mut self, policy: &Value, knows: bool) {
         write(&self.pki, policy);
         self.proxy = start(&self.pki, &self.upstream, knows);
@@ -129,12 +129,12 @@ impl Bed {
         Client::connect(&self.pki, self.proxy.address, Version::HTTP_2).await
     }
 
-    /// What the proxy has written down of the policies under which its clients read.
+    /// The history that the proxy has stored.
     pub(crate) fn kept(&self) -> String {
         fs::read_to_string(self.pki.path("state").join("histories/_")).unwrap_or_default()
     }
 
-    /// What the API server was asked, watches apart.
+    /// The requests that the API server got, without watches.
     pub(crate) fn listed(&self) -> Vec<String> {
         let seen = self.upstream.seen.lock().unwrap().clone();
         let lists = seen.into_iter().filter(|seen| !seen.target.contains("watch="));
@@ -143,7 +143,7 @@ impl Bed {
 }
 
 impl Watching {
-    /// The next event; nothing at the end.
+    /// The next event; `None` at the end.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
@@ -155,14 +155,14 @@ impl Watching {
         }
     }
 
-    /// What the next event does, and to what.
+    /// Type and object of the next event.
     pub(crate) async fn sees(&mut self) -> (String, String) {
         let event = self.next().await.expect("an event");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         (text(&event["type"]), text(&event["object"]["metadata"]["name"]))
     }
 
-    /// Whether it ends here, and how the client is told that it must list again.
+    /// Whether the watch ends here with an event that makes the client list again.
     pub(crate) async fn expires(&mut self) {
         let event = self.next().await.expect("an event");
         assert_eq!(event["type"], "ERROR", "{event}");
@@ -175,7 +175,7 @@ impl Watching {
     }
 }
 
-/// A proxy whose policy the test writes; `keeps` says whether it may keep what the next one is to know.
+/// A proxy whose policy the test writes. `keeps` tells whether it has a state folder for the next one.
 fn start(pki: &Pki, upstream: &Upstream, keeps: bool) -> Proxy {
     let (policy, state) = (pki.path("policy"), pki.path("state"));
     let policy = ["--policy", policy.to_str().unwrap()];

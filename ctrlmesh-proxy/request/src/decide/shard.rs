@@ -17,7 +17,7 @@ pub struct NotOlderThan {
     pub all: bool,
 }
 
-/// What a request for a collection must be narrowed to; `None` where nothing limits it.
+/// The selector that narrows a request for a collection; `None` where the policy does not limit it.
 pub(super) fn selector(
     policy: &Policy,
     request: &RequestInfo<'_>,
@@ -37,11 +37,11 @@ pub(super) fn selector(
     Ok(None)
 }
 
-/// From which version on the state has to be that a client asks for, where it takes one that is older.
+/// The oldest version that the answer to a request for a state may have, where the client accepts an older one.
 ///
-/// What is watched from the version of a list from before its share of the resource changed is refused as too old, and
-/// whoever is refused lists again: in a kind where nothing has happened since, the API server may answer that from its
-/// cache, with the same version, for ever.
+/// A watch that continues from a list of before the change is refused as too old, and the client lists again. Where no
+/// object of the resource has changed since, the API server may answer that list from its cache. The list then has the
+/// same version, and the client is refused for ever.
 pub(super) fn not_older_than(changed_at: u64, request: &RequestInfo<'_>) -> Option<NotOlderThan> {
     let query = request.query();
     let takes_state = match request.verb() {
@@ -60,8 +60,8 @@ pub(super) fn not_older_than(changed_at: u64, request: &RequestInfo<'_>) -> Opti
     takes_older.then_some(NotOlderThan { version: changed_at, all: asked == 0 })
 }
 
-/// From which version a watch, or a further page of a list, goes on; `None` where it begins. A page whose token does
-/// not say it goes on from the newest of all.
+/// The version from which a watch, or a further page of a list, continues; `None` for a first request. A page whose
+/// token holds no version counts as continuing from the newest.
 pub fn goes_on_from(request: &RequestInfo<'_>) -> Option<u64> {
     let query = request.query();
     if request.is_watch() {
@@ -78,7 +78,7 @@ fn continued<'a>(request: &RequestInfo<'a>) -> Option<Cow<'a, str>> {
     token.filter(|token| !token.is_empty() && !request.is_watch())
 }
 
-/// A watch or a further page from before the change would miss what joined, and keep what left.
+/// A watch or a further page from before the change would miss objects that joined, and keep objects that left.
 fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refusal> {
     let version = request.query().text("resourceVersion").and_then(|version| version.parse().ok());
     let goes_on = request.is_watch() && !request.query().is_set("sendInitialEvents");

@@ -35,7 +35,7 @@ pub enum Encoding {
 /// A body that cannot be looked into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// It is not of its encoding.
+    /// The body does not match its encoding.
     #[error("the body is not well-formed {encoding:?}")]
     Malformed {
         /// What it should be.
@@ -44,7 +44,7 @@ pub enum DocumentError {
     /// CBOR is read, and not edited.
     #[error("the leader-election lock cannot be renamed in CBOR")]
     ReadOnly,
-    /// A field stands twice, and which of the two counts is not ours to guess.
+    /// A field stands twice. Readers disagree which of the two counts.
     #[error("the field {field:?} stands twice in the body")]
     Repeated {
         /// Its name.
@@ -246,7 +246,7 @@ impl<'b> Document<'b> {
         applied.map(Cow::Owned).ok_or(self.encoding.malformed())
     }
 
-    /// What a protobuf body says that it is.
+    /// The apiVersion and kind in a protobuf envelope.
     pub(super) fn type_meta(self) -> Result<Option<Node>, DocumentError> {
         let at = protobuf::unprefixed(self.body, 0..self.body.len());
         let at = at.ok_or(self.encoding.malformed())?;
@@ -334,7 +334,7 @@ pub(super) fn is_list(type_meta: &[u8]) -> bool {
     kind.is_some_and(|kind| type_meta[kind].ends_with(b"List"))
 }
 
-/// A JSON or CBOR map that also says what it is.
+/// A JSON or CBOR map with apiVersion and kind added.
 pub(super) fn with_type_meta(
     map: &[u8],
     encoding: Encoding,

@@ -83,7 +83,7 @@ pub fn events(body: &[u8], encoding: Encoding, change: Change) -> Result<ListEve
     })
 }
 
-/// A frame that says that the client has seen everything up to `version`.
+/// A BOOKMARK at `version`.
 pub fn bookmark(encoding: Encoding, kind: &Kind, version: u64) -> Vec<u8> {
     let version = version.to_string();
     let (api_version, name) = (kind.api_version.as_str(), kind.kind.as_str());
@@ -158,7 +158,7 @@ fn object(document: Document<'_>, item: &Node, missing: Option<&Kind>) -> Vec<u8
     }
 }
 
-/// What a list or an item says that it is.
+/// The apiVersion and kind of a list or an item.
 fn kind_of(document: Document<'_>, node: &Node) -> Result<Option<Kind>, DocumentError> {
     let holder = match document.encoding {
         Encoding::Protobuf => document.type_meta()?,

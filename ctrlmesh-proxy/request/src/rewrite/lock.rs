@@ -15,7 +15,7 @@ pub use items::Items;
 /// The most that is held of a body, in bytes: what the API server takes.
 pub const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 
-/// A body that is not sent on.
+/// Why a body is not sent on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
     #[error("the body is longer than {MAX_BODY_BYTES} bytes")]
@@ -30,11 +30,11 @@ pub enum LockError {
 struct Renaming<'b, 'r> {
     document: Document<'b>,
     rename: &'r Rename,
-    /// What is to be changed, in no order.
+    /// In no order.
     edits: Vec<Edit>,
 }
 
-/// What a client sends: an object or a patch of one.
+/// Renames in a client's body: an object or a patch of one.
 ///
 /// # Errors
 /// Where the body is too large or malformed, or names another shard's lock.
@@ -59,7 +59,7 @@ pub fn request<'b>(
     Ok(document.apply(renaming.edits)?)
 }
 
-/// What the server answers: an object, a list, a Table or a Status.
+/// Renames in the server's answer: an object, a list, a Table or a Status.
 ///
 /// # Errors
 /// Where the body is too large or malformed.
@@ -77,7 +77,7 @@ pub fn response<'b>(
     Ok(document.apply(renaming.edits)?)
 }
 
-/// One frame of a watch (without its length, in protobuf); `None` where the client must not see it.
+/// Renames in a frame of a watch (without its length, in protobuf); `None` where the client must not see it.
 ///
 /// # Errors
 /// Where the frame is too large or malformed.

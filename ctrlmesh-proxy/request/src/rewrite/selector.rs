@@ -12,7 +12,7 @@ use crate::request::{FieldSelector, NAME, Pair, Query, RequestInfo};
 /// The parameter that selects by labels.
 const LABEL_SELECTOR: &str = "labelSelector";
 
-/// The parameter that says what of its objects a Table holds.
+/// The parameter that tells which part of its objects a Table holds.
 const INCLUDE_OBJECT: &str = "includeObject";
 
 /// Digits of percent escapes.

@@ -52,14 +52,14 @@ pub struct Frames {
     partial: Vec<u8>,
 }
 
-/// What the versions of events mean.
+/// How the versions of events are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Events come in the order of their versions.
     Live,
     /// Events are objects that were there before, in any order; what comes after them shows that they ended.
     Initial,
-    /// The same, but a bookmark ends them, and the client waits for it.
+    /// As `Initial`, but a bookmark ends them, and the client waits for it.
     InitialUntilBookmark,
 }
 
@@ -81,7 +81,7 @@ impl Framer {
 }
 
 impl Frames {
-    /// Of the answer to `request`, at its beginning.
+    /// For the answer to `request`, from its beginning.
     pub fn new(encoding: Encoding, request: &RequestInfo<'_>) -> Self {
         let query = request.query();
         let version = query.text("resourceVersion").and_then(|version| version.parse::<u64>().ok());
@@ -96,10 +96,10 @@ impl Frames {
         Self { encoding, framer, phase, at, unread: Vec::new(), partial: Vec::new() }
     }
 
-    /// Takes the next bytes; gives where the last frame that ends in them ends. All of them may be sent on.
+    /// Takes the next bytes, all of which may be sent on. Returns the end of the last frame that ends in them.
     ///
     /// # Errors
-    /// Where they are no frames: what was sent on so far is right, but nothing more is known of the stream.
+    /// The bytes are no frames. Those before were right, but the stream cannot be followed any more.
     pub fn feed(&mut self, chunk: &[u8]) -> Result<Option<usize>, FrameError> {
         let Some(begun) = self.complete(chunk)? else { return Ok(None) };
         let end = begun + self.take(&chunk[begun..])?;
@@ -146,7 +146,7 @@ impl Frames {
         Ok(None)
     }
 
-    /// Takes the whole frames at the beginning of `stream`; gives where they end.
+    /// Takes the whole frames at the beginning of `stream`, and returns their end.
     fn take(&mut self, stream: &[u8]) -> Result<usize, FrameError> {
         let (mut end, mut last) = (0, 0..0);
         while let Some((frame, next)) = self.framer.next(&stream[end..])? {
@@ -188,7 +188,7 @@ impl Frames {
         if self.phase != Phase::Live && starts_as_added(frame, self.encoding) {
             return;
         }
-        // A frame that cannot be read says nothing of the version, and so does an ERROR.
+        // Neither a frame that cannot be read nor an ERROR has a version.
         let Some(event) = EventSummary::read(frame, self.encoding) else {
             self.at = None;
             return;

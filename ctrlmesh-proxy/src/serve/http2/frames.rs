@@ -22,22 +22,22 @@ const END_HEADERS: u8 = 0x4;
 
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    /// How much of the preface has come.
+    /// Bytes of the preface that have come.
     preface: usize,
-    /// How much of `header` has come.
+    /// Bytes of `header` that have come.
     got: usize,
     header: [u8; FRAME_HEADER_BYTES],
-    /// What is missing of the frame's payload, in bytes.
+    /// Bytes that are missing of the frame's payload.
     missing: usize,
     /// Whether a CONTINUATION is to follow.
     open_block: bool,
-    /// How much of an unfinished header block has come.
+    /// Bytes of an unfinished header block that have come.
     block_bytes: usize,
     settings: u64,
 }
 
 impl Frames {
-    /// How many SETTINGS have come that are to be acknowledged.
+    /// SETTINGS frames that have to be acknowledged.
     pub(super) fn settings(&self) -> u64 {
         self.settings
     }

@@ -165,7 +165,7 @@ impl Scan {
         Some(self.at)
     }
 
-    /// Understands the next item, as far as it holds no other.
+    /// Reads the head of the next item, and its bytes if it is no container.
     fn item(&mut self, body: &[u8]) -> Option<()> {
         let item = head(body, self.at)?;
         let inside = match (item.major, item.argument) {

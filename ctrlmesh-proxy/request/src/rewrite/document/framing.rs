@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::cbor::Scan;
 use super::{DocumentError, Encoding};
 
-/// Finds frames one after the other. What was looked at of one that is not whole yet is not looked at again.
+/// Finds frames one after the other. Bytes of an incomplete frame are not read twice.
 #[derive(Clone, Debug)]
 pub(in crate::rewrite) struct Framer {
     encoding: Encoding,

@@ -34,8 +34,8 @@ pub(super) fn fields(text: &[u8], at: Range<usize>, name: &str) -> Option<Vec<Ra
     Some(found)
 }
 
-/// The value that `path` leads to from the one value of a text; of a key that stands twice, the first. What comes
-/// behind it is not looked at, so that a large object costs no more than what stands before its version.
+/// The value at `path`; of a key that stands twice, the first. Reading ends there, so that a large object costs no more
+/// than the bytes before its version.
 pub(in crate::rewrite) fn early(text: &[u8], path: &[&str]) -> Option<Range<usize>> {
     let start = path.iter().try_fold(behind_space(text, 0), |at, name| first(text, at, name))?;
     Some(start..value_end(text, start)?)
@@ -77,7 +77,7 @@ pub(in crate::rewrite) fn text(string: &[u8]) -> Option<Cow<'_, str>> {
     if !inside.contains(&b'\\') {
         return Some(String::from_utf8_lossy(inside));
     }
-    // What no Unicode text can be, such as half a surrogate pair, is no name of ours.
+    // A string that is no Unicode text, such as half a surrogate pair, is no name that a policy can hold.
     Some(Cow::Owned(serde_json::from_slice(string).unwrap_or_default()))
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Edit;
 
-/// What the API server puts before a protobuf body.
+/// The prefix of the API server's protobuf bodies.
 const PREFIX: &[u8] = b"k8s\0";
 
 /// A field of a message.
@@ -13,7 +13,7 @@ pub(super) struct Field {
     pub(super) number: u32,
     /// With tag and length.
     pub(super) whole: Range<usize>,
-    /// What a field of variable length holds.
+    /// The content of a field of variable length.
     pub(super) payload: Option<Range<usize>>,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn fields(body: &[u8], at: Range<usize>) -> Option<Vec<Field>> {
     Some(fields)
 }
 
-/// What is behind the prefix of an envelope.
+/// The envelope, behind the prefix.
 pub(super) fn unprefixed(body: &[u8], at: Range<usize>) -> Option<Range<usize>> {
     body.get(at.clone())?.starts_with(PREFIX).then(|| at.start + PREFIX.len()..at.end)
 }
@@ -86,7 +86,7 @@ pub(in crate::rewrite) fn field(number: u32, payload: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A body: a message in the envelope that says what it is.
+/// A body: a message in an envelope with its apiVersion and kind.
 pub(in crate::rewrite) fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let type_meta = [field(1, api_version.as_bytes()), field(2, kind.as_bytes())].concat();
     // Content encoding and content type follow, empty, as the API server writes them.

@@ -1,6 +1,6 @@
 //! The numbers and types of protobuf fields, from apimachinery's `generated.proto`.
 
-/// What a protobuf message is; other encodings say so themselves.
+/// The type of a protobuf message, which its bytes do not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Object,

@@ -10,9 +10,9 @@ use ctrlmesh_common::selector::{Condition, Requirement, Selector};
 /// Selectors for what joins and for what leaves; no object matches two of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// What the new selector matches and the old did not.
+    /// Objects that only the new selector matches.
     pub joins: Vec<Selector>,
-    /// What the old selector matched and the new does not.
+    /// Objects that only the old selector matches.
     pub leaves: Vec<Selector>,
 }
 

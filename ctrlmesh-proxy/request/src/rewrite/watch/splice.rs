@@ -24,7 +24,7 @@ const MAX_PAGE_OBJECTS: usize = 500;
 /// The page size to aim for, in bytes: a client that does not read makes the proxy keep a page.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Parameters of a watch that a list does not take, or takes from us.
+/// Parameters of a watch that a list does not have, or that the proxy sets.
 const NOT_IN_LIST: [&str; 8] = [
     "watch",
     "resourceVersion",
@@ -78,18 +78,18 @@ pub struct Splice {
     query: Vec<u8>,
     selector: Option<Selector>,
     bookmarks: bool,
-    /// What is still to be listed, the last first.
+    /// The lists that are left, in reverse order.
     lists: Vec<(Selector, Change)>,
-    /// The next page of the list at hand.
+    /// The continue token of the current list.
     page: Option<String>,
     limit: usize,
 }
 
-/// As what clients in Go ask for the metadata of objects.
+/// The `Accept` parameters of client-go's metadata client.
 const METADATA: &str = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// What to accept for the lists of a splice, where the watch was asked for with `accept`; `None` where that asks for
-/// objects as a table, or in a way of which it is not known here what the API server makes of it.
+/// The `Accept` of a splice's lists, for a watch with `accept`. `None` where that asks for Tables, or for a form that
+/// this proxy does not know.
 pub fn list_accept(encoding: Encoding, accept: &str) -> Option<String> {
     let shown = |clause: &str| {
         let (_, parameters) = clause.split_once(';').unwrap_or_default();
@@ -99,7 +99,7 @@ pub fn list_accept(encoding: Encoding, accept: &str) -> Option<String> {
         })
     };
     let clauses: Vec<&str> = accept.split(',').map(str::trim).collect();
-    // The API server takes the first that it can; a kind of object that can be shown so can always be.
+    // The API server takes the first that it can serve. It can serve metadata of every kind.
     let as_metadata = clauses.first().is_some_and(|first| shown(first));
     let known = clauses.iter().filter(|clause| shown(clause)).all(|clause| {
         as_metadata && clause.strip_suffix(METADATA).is_some_and(|kind| !kind.contains(';'))
@@ -127,8 +127,8 @@ pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
     list::error(encoding, &status)
 }
 
-/// What to ask for the version that the collection of a watch has now: a list of one object, or of the one that it
-/// names. Nothing where the server would not read all of it.
+/// The target of a list that tells the current version of a watch's collection. It is limited to one object, or to the
+/// one that the watch names. `None` where the query would be too long for the server.
 pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<String> {
     if !request.query().has_room_for(ADDED_PAIRS) {
         return None;
@@ -139,7 +139,7 @@ pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<
     if !request.name_in_path().is_empty() {
         path = without_watch(request, &without_name(request));
         query = without(&query, &["fieldSelector"]);
-        // Who may see nothing but this one may list it so.
+        // A client that may list only this object may list it so.
         let field = format!("metadata.name={}", field_value(request.name_in_path()));
         rest = format!("fieldSelector={}&limit=1", escaped(field.as_bytes()));
     }
@@ -150,7 +150,7 @@ pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<
 /// The version of a list; nothing where it is another answer.
 pub fn list_version(body: &[u8], encoding: Encoding) -> Option<u64> {
     let listed = list::events(body, encoding, Change::Joins).ok()?;
-    // What is no list does not say what its items would be.
+    // An answer without a kind of items is no list.
     listed.kind.map(|_list| listed.version)
 }
 
@@ -224,7 +224,7 @@ impl Splice {
     /// Takes the answer to a list; gives frames for the client.
     ///
     /// # Errors
-    /// Where the watch cannot go on. What was sent so far is right, and must be followed by [`expired`].
+    /// The watch cannot go on. Frames that were sent so far are right, and [`expired`] must follow them.
     pub fn answer(
         &mut self,
         status: u16,

@@ -11,7 +11,7 @@ const MAX_SEPARATOR_BYTES: usize = 4096;
 /// How many objects and arrays the items stand in: the list, and its array.
 const ITEMS_DEPTH: usize = 2;
 
-/// Where in a list we are.
+/// Follows a list.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
     /// How many objects and arrays are open.
@@ -37,7 +37,7 @@ enum Text {
 struct Array {
     of_rows: bool,
     item: Vec<u8>,
-    /// What stands before the first item, and before this one.
+    /// The bytes before the first item, and before this one.
     lead: Option<Vec<u8>>,
     separator: Vec<u8>,
     /// Whether an item was passed on.

@@ -5,7 +5,7 @@ use super::put;
 use crate::decide::Rename;
 use crate::rewrite::document::{DocumentError, Encoding, is_list, protobuf_field};
 
-/// What stands before the envelope.
+/// The prefix of the envelope.
 const PREFIX: &[u8] = b"k8s\0";
 
 /// Tags of fields with a length: the envelope's type and content, and a list's item.
@@ -19,20 +19,20 @@ const FILLER: u8 = 15 << 3 | 2;
 /// The longest tag with its length or number, in bytes.
 const MAX_HEAD_BYTES: usize = 20;
 
-/// Where in a list we are.
+/// Follows a list.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
     /// How much of the prefix has come.
     prefix: usize,
     /// The beginning of a field.
     head: Vec<u8>,
-    /// What is missing of the field at hand.
+    /// The current field, and the bytes that are missing of it.
     field: Field,
     missing: usize,
     kept: Vec<u8>,
-    /// What is missing of the list, once it has begun.
+    /// The bytes that are missing of the list, once it has begun.
     list: Option<usize>,
-    /// Whether the envelope says that it holds one.
+    /// Whether the envelope's kind is a list's.
     is_list: bool,
 }
 
@@ -157,7 +157,7 @@ impl Reader {
     }
 }
 
-/// A field of exactly so many bytes that means nothing.
+/// Padding: an unknown field of exactly so many bytes.
 pub(super) fn fill(bytes: usize, out: &mut Vec<u8>) -> Result<(), LockError> {
     if bytes == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What leads a watch over, and what of it is asked for.
+//! Splices of watches, and the requests that they make.
 
 use std::collections::BTreeMap;
 
