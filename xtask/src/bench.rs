@@ -1,4 +1,4 @@
-//! Measures, side by side with what we compare with.
+//! Runs the benchmarks.
 
 use anyhow::{Result, ensure};
 use clap::Args;

@@ -1,4 +1,4 @@
-//! Shows it: an ordinary operator, sharded before one's eyes.
+//! `cargo xtask demo`: checks the machine, builds, and becomes the demo.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{PathBuf, absolute};
@@ -25,7 +25,7 @@ const PACKAGE: [&str; 4] = ["--quiet", "--locked", "--package", "ctrlmesh-demo"]
 /// How it is shown.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Take all steps without a terminal, print a report, and succeed only if every step held
+    /// End after the last step, and succeed only if every step held
     #[arg(long)]
     once: bool,
     /// Use this cluster instead of a node of our own; its nodes must have the images (`cargo xtask images`)

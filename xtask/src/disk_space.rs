@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_room_of_a_folder_that_is_not_there_yet_is_that_of_the_one_above() {
+    fn a_missing_folder_is_on_the_disk_of_its_parent() {
         let above = disk(&env::temp_dir()).unwrap();
         assert_eq!(disk(&env::temp_dir().join("no/such/folder")).unwrap().mount, above.mount);
         assert_eq!(used_mb(Path::new("/no/such/folder")), 0);

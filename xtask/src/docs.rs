@@ -14,7 +14,7 @@ const MAX_COLUMNS: usize = 120;
 /// Folders without sources of ours.
 const PASSED_OVER: [&str; 5] = [".git", "target", "bin", "corpus", "artifacts"];
 
-/// Writes `docs/reference` anew from clap, the metrics' registries, the names and the CRDs.
+/// Writes `docs/reference/commands.md` from clap, and `docs/reference/crds.md` from the CRDs.
 ///
 /// # Errors
 /// Where the generator does not build, or a page cannot be written.

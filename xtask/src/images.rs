@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_and_the_loader_are_found_and_what_the_kernel_gives_is_not() {
+    fn libraries_and_the_loader_are_found_but_not_the_vdso() {
         let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f)\n\t/lib64/ld-linux.so.2 (0x00007f)\n";
         let found = libraries(text).unwrap();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Asks a cluster by kubectl, as whom a kubeconfig says.
+//! Runs kubectl with a kubeconfig.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
-//! What the project's own commands do. It compiles in seconds: whatever needs a Kubernetes client is a crate of its
-//! own.
+//! The commands of `cargo xtask`. The crate compiles in seconds, since Kubernetes clients are in other crates.
 #![forbid(unsafe_code)]
 
 pub mod tools;

@@ -1,4 +1,4 @@
-//! What is checked without running anything of ours.
+//! Checks that run nothing of ours: formatting, manifests, licences, docs, clippy, dependencies.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `cargo xtask`: one command per chosen.
+//! `cargo xtask`: one subcommand for each task.
 #![forbid(unsafe_code)]
 
 use std::env;

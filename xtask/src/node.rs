@@ -1,4 +1,4 @@
-//! Real nodes for people: start one, use it, end it.
+//! `cargo xtask node`: starts, lists and ends real nodes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

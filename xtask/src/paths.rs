@@ -1,5 +1,4 @@
-//! What a released program says of the folders in which it was built: nothing, so that two checkouts give the same
-//! bytes.
+//! Keeps the paths of the build machine out of released programs, so that two checkouts give the same bytes.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -121,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_compilers_are_told_and_a_program_that_names_a_folder_is_refused() {
+    fn paths_are_remapped_and_a_program_that_has_one_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let [cargo, source] = ["cargo", "src"].map(|name| folder.path().join(name));
         for inside in [cargo.join("registry"), source.join("ctrlmesh-proxy")] {

@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_go_that_is_too_old_or_not_there_is_named_and_a_new_one_is_not() {
+    fn an_old_or_missing_go_is_reported_and_a_new_one_is_not() {
         assert_eq!(go_problem(Some("go1.26.8")), None);
         assert_eq!(go_problem(Some("go1.27rc1")), None);
         let old = go_problem(Some("go1.19.8")).unwrap();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_builds_nothing_that_only_tests_need_and_nothing_at_all_without_go() {
+    fn the_demo_builds_only_its_own_tools_and_none_without_go() {
         let all = [
             Task::Packages,
             Task::Linker,

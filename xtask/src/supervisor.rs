@@ -1,5 +1,4 @@
-//! Sees to it that nothing is left, however a run of tests, or the set-up of the demo, ends: a shell in front of it,
-//! which hears what it is told.
+//! A shell around a test run, or around the demo's set-up, that receives signals and ends all processes of the run.
 //!
 //! The run is a process group of its own, so that Ctrl-C reaches the shell alone, and the shell reaches everybody in
 //! it. Where the shell itself is killed, the run ends its own group.
@@ -257,7 +256,7 @@ esac
     }
 
     #[test]
-    fn whatever_ends_a_run_ends_all_of_it_and_then_the_cluster_is_cleared() {
+    fn any_signal_ends_the_whole_run_and_clears_the_cluster() {
         let signals = [("HUP", 1), ("INT", 2), ("QUIT", 3), ("TERM", 15)];
         for (signal, number) in signals.into_iter().filter(|(_, number)| !is_ignored(*number)) {
             let scene = Scene::of(signal);
@@ -274,7 +273,7 @@ esac
     }
 
     #[test]
-    fn what_ends_well_goes_on_as_the_same_process_and_what_does_not_is_swept() {
+    fn success_continues_in_the_same_process_and_failure_is_swept() {
         let scene = Scene::of("again");
         assert_eq!(scene.start_with(OnExit::Again, "pass").wait().unwrap().code(), Some(0));
         assert!(scene.has("again") && !scene.has("swept"));
@@ -306,7 +305,7 @@ esac
     }
 
     #[test]
-    fn what_a_run_that_dies_leaves_ends_before_the_cluster_is_cleared() {
+    fn leftovers_of_a_dead_run_end_before_the_cluster_is_cleared() {
         let scene = Scene::of("dies");
         assert_eq!(scene.start("die").wait().unwrap().code(), Some(128 + 9));
         let left: Vec<_> = scene.started().into_iter().filter(|process| lives(process)).collect();
@@ -315,7 +314,7 @@ esac
     }
 
     #[test]
-    fn a_run_whose_guard_is_killed_ends_itself_and_all_that_it_started() {
+    fn a_run_whose_supervisor_is_killed_ends_itself() {
         let scene = Scene::of("killed");
         let mut supervisor = supervisor(&env::current_exe().unwrap(), OnExit::Clearing(None))
             .args(["--exact", "supervisor::tests::a_guarded_run_for_its_parent"])
@@ -345,7 +344,7 @@ esac
     }
 
     #[test]
-    fn a_run_that_fails_is_a_failure_and_the_cluster_is_cleared_all_the_same() {
+    fn a_failed_run_fails_and_the_cluster_is_cleared() {
         let scene = Scene::of("fails");
         assert_eq!(scene.start("fail").wait().unwrap().code(), Some(3));
         assert_eq!(scene.removed(), "kubeconfig\n");

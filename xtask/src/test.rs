@@ -231,9 +231,8 @@ fn ensure_unused(kubeconfig: &Path) -> Result<PathBuf> {
 fn prepare(jobs: &[(Tier, &str)], options: &Options) -> bool {
     const GOING_ON: &str = "going on with the tiers that can run without";
     let plan = Plan::of(Purpose::Tests);
-    let plan = plan.filter(|plan| {
-        plan.install().inspect_err(|error| say(&format!("{error:#}\n{GOING_ON}"))).is_ok()
-    });
+    let plan =
+        plan.filter(|plan| plan.install().inspect_err(|error| say(&format!("{error:#}"))).is_ok());
     if plan.is_none() {
         say(GOING_ON);
     }

@@ -1,4 +1,4 @@
-//! Which programs of others do we use, in which versions, and where are they?
+//! The programs of others that we use: their versions, and where they are.
 //!
 //! Programs that we build live in one folder outside the checkout, a folder per version, so that a second clone finds
 //! them there. They are put in place by a rename: what is there is whole.
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_built_is_kept_where_the_user_says_or_where_such_is_kept() {
+    fn tools_are_kept_in_the_users_folder_or_the_usual_cache() {
         let [tools, caches, home] =
             ["/tools", "/caches", "/home"].map(|at| Some(PathBuf::from(at)));
         let of = |tools: &Option<PathBuf>, caches: &Option<PathBuf>, home: &Option<PathBuf>| {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_of_this_boot_left_goes_as_soon_as_it_has_ended() {
+    fn leftovers_of_this_boot_go_once_their_process_has_ended() {
         let folder = env::temp_dir().join(format!("ctrlmesh-ended-{}", process::id()));
         fs::create_dir_all(&folder).unwrap();
         let ours = staged(&folder.join("etcd"));

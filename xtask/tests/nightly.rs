@@ -1,4 +1,4 @@
-//! Which toolchain builds the kernel programs where a nightly one is there?
+//! The toolchain that builds the kernel programs where a nightly one is installed.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
@@ -45,7 +45,7 @@ fn said(linker: bool) -> io::Result<String> {
 }
 
 #[test]
-fn a_nightly_with_the_source_of_core_and_bpf_linker_is_asked_first() {
+fn a_nightly_with_rust_src_and_bpf_linker_is_tried_first() {
     let with = said(true).unwrap();
     let asked = with.lines().find(|line| line.starts_with("asked: ")).unwrap_or_default();
     assert!(asked.starts_with("asked: +nightly build "), "{with}");

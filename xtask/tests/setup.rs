@@ -1,4 +1,4 @@
-//! What does a machine say on which something is missing, and what does it do where nothing is?
+//! `cargo xtask setup` on machines that lack something, and on one that lacks nothing.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _, stdout};
@@ -58,7 +58,7 @@ fn the_demo_asks_who_is_there_before_it_does_anything() {
 }
 
 #[test]
-fn where_nothing_may_be_installed_the_whole_list_comes_before_anything_is_built() {
+fn the_whole_list_comes_before_anything_is_built() {
     // Without apt-get it is no Debian, whoever asks.
     let (listed, said) = refused(&[]).unwrap();
     // What lies in /usr/sbin is found whatever the path says.

@@ -1,4 +1,4 @@
-//! What does `cargo xtask test` do with a tier that cannot run?
+//! `cargo xtask test` with a tier that cannot run.
 
 use std::os::unix::fs::symlink;
 use std::process::Command;
@@ -41,7 +41,7 @@ fn socket_tier_without_go(strict: bool) -> io::Result<Seen> {
 }
 
 #[test]
-fn a_tier_that_cannot_run_is_said_and_is_a_failure_where_nothing_may_be_skipped() {
+fn a_tier_that_cannot_run_is_reported_and_fails_in_ci() {
     for (strict, code, verdict) in
         [(false, 0, "ok. 0 passed; 0 failed;"), (true, 1, "FAILED. 0 passed; 1 failed;")]
     {

@@ -1,4 +1,4 @@
-//! What does one line of the API server's audit log say?
+//! Parses one line of the API server's audit log.
 //!
 //! Pure. Only what the observer needs is read: who asked, as which pod, from where, for what, and what came of it.
 
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_another_address_in_a_header_is_known_by_his_own() {
+    fn the_source_is_the_connections_address_not_a_headers() {
         let line = WATCH.replace(r#"["10.213.0.2"]"#, r#"["10.0.0.9","10.213.0.2"]"#);
         assert_eq!(Event::parse(&line).unwrap().source, "10.213.0.2");
     }

@@ -1,4 +1,4 @@
-//! What has to hold, asked of the audit log and of the objects, not of us.
+//! Checks of the steps. They rely on the audit log and on objects, never on what ctrlmesh reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn where_pods_are_masqueraded_nobody_says_that_none_came_past_the_proxy() {
+    fn bypasses_cannot_be_ruled_out_where_pods_are_masqueraded() {
         let asked = |source: &str| RequestRecord {
             at: Timestamp::UNIX_EPOCH,
             pod: "op".to_owned(),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_from_an_address_of_a_pod_that_is_gone_or_of_nobody_known_is_past_the_proxy() {
+    fn requests_from_former_or_unknown_pod_addresses_are_bypasses() {
         let asked = |source: &str| RequestRecord {
             at: Timestamp::UNIX_EPOCH,
             pod: "op".to_owned(),

@@ -1,4 +1,4 @@
-//! Gives an operator things to do, changes what it is, and takes processes away, as accidents do.
+//! Makes and changes the objects of work, changes the operator and its shards, and kills processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Who asked for what, and who changed which object when?
+//! Records from the audit log which pod requested what, and which pod changed which object when.
 //!
 //! Pure: is fed the lines of the audit log in their order, of one operator's service account, and answers questions
 //! about spans of time. Nothing of it is our own word: it is what the API server saw.
@@ -271,7 +271,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_object_that_moves_once_is_shared_in_the_whole_span_and_returned_in_none() {
+    fn an_object_that_moves_once_is_shared_and_never_returned() {
         let history = history([
             write(1, "x", "one"),
             write(2, "x", "one"),

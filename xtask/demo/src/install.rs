@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_too_old_is_refused_with_what_it_has_and_what_it_needs() {
+    fn a_cluster_too_old_is_refused_with_both_versions() {
         let said = |major: &str, minor: &str| {
             let version = json!({"major": major, "minor": minor, "gitVersion": format!("v{major}.{minor}.4")});
             new_enough(&json!({"clientVersion": {}, "serverVersion": version}).to_string())

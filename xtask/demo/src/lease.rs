@@ -1,4 +1,4 @@
-//! Which Leases are held, and which has their holder let expire?
+//! Tells Leases that are held from Leases that have expired.
 //!
 //! Judged as candidates for a lock judge it (client-go `tools/leaderelection/leaderelection.go`, `isLeaseValid`): by
 //! the time that has passed here since a renewal was first seen, so that no clock has to agree with another.
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_that_nobody_renews_is_held_as_long_as_it_lasts_and_no_longer() {
+    fn a_lease_that_is_not_renewed_expires_after_its_duration() {
         let list = |renewed: &str| {
             let lease = |name: &str, spec: Value| json!({"metadata": {"name": name}, "spec": spec});
             json!({"items": [

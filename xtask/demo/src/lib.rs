@@ -1,5 +1,4 @@
-//! What shows, and checks, that an operator that knows nothing of us is sharded: the demo and the operator tier of the
-//! tests share it.
+//! Shows and checks that an operator is sharded without knowing of it: shared by the demo and the operator tier.
 #![forbid(unsafe_code)]
 
 pub mod audit;

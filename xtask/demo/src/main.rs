@@ -1,4 +1,4 @@
-//! `cargo xtask demo` runs this: it prepares, shows, acts and looks.
+//! The program behind `cargo xtask demo`: prepares a cluster, takes the steps, and prints what it saw.
 #![forbid(unsafe_code)]
 
 use std::io::{Write as _, stdout};
@@ -22,7 +22,7 @@ use xtask::{images, tools, user_cluster};
 /// An ordinary operator, sharded before your eyes.
 #[derive(Parser)]
 struct Arguments {
-    /// Take all steps, print a report, and end
+    /// End after the last step, and succeed only if every step held
     #[arg(long)]
     once: bool,
     /// Use this cluster instead of a node of our own; the images must be there

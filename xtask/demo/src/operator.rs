@@ -1,4 +1,4 @@
-//! What has to be known of an operator to watch it, and how what the API server has of it is read.
+//! Describes an operator to the observer, and reads its objects.
 //!
 //! Reading is pure: JSON in, [`World`] out.
 

@@ -1,4 +1,4 @@
-//! What does the table look like, as text?
+//! Formats the table as text.
 
 use crate::view::Table;
 

@@ -1,4 +1,4 @@
-//! Which slots has each shard when, and did its replicas ask for no others?
+//! Checks that replicas requested only slots that their shard had at that moment.
 //!
 //! Pure: takes the rules that the root was given, which shards the pods are of, and what the audit log says they asked
 //! for.
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_nobodys_before_it_is_given_nor_after_it_was_taken_away() {
+    fn a_share_counts_only_while_a_rule_gives_it() {
         assert!(limited(4, &selector(half())).is_err(), "it is given at 5");
         assert!(limited(5, &selector(half())).is_ok() && limited(9, &selector(half())).is_ok());
         let mut rules = rules();

@@ -1,5 +1,4 @@
-//! How much of each kind that is divided does each replica read, and so receive and keep: how many objects, how many
-//! bytes?
+//! Measures how many objects and bytes of each divided kind each replica reads.
 //!
 //! The API server answers: it is asked for what each replica was seen to watch.
 
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_leave_something_out_or_are_everything_are_not_divided() {
+    fn incomplete_or_whole_shares_are_not_divided() {
         assert!(shares(&[2, 1]).are_divided() && shares(&[2, 0, 1]).are_divided());
         assert!(!shares(&[3, 0]).are_divided(), "one has everything");
         assert!(!shares(&[2, 2]).are_divided(), "one object twice");

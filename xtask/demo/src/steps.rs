@@ -1,4 +1,4 @@
-//! What is done, and what has to hold while it is.
+//! The steps of the demo: what each does, and what has to hold meanwhile.
 //!
 //! Each step does something, waits until the table is whole again, and then asks the audit log whether anything
 //! happened that must not. It gives what it saw, or says what did not hold.

@@ -79,7 +79,7 @@ async fn ended(demo: &mut Child) -> Result<End> {
             // It is looked at again and again, since a child cannot be waited for without a reaper of its own.
             () = sleep(LOOK_EVERY) => match demo.try_wait()? {
                 Some(status) => {
-                    // By one of those of above, which both of us get; another is an failures.
+                    // The demo gets the signals above, too. Any other signal is a failure.
                     if let Some(number @ (1 | 2 | 15)) = status.signal() {
                         return Ok(End::Signal(u8::try_from(number)?));
                     }

@@ -1,4 +1,4 @@
-//! Who owns what right now?
+//! Computes which replica owns which object right now.
 //!
 //! Pure: takes what the API server has (pods, locks, objects of work) and what it saw (the history), and gives the
 //! table. An object is owned by a replica that works and watches it. A replica works where it is ready and holds the

@@ -1,4 +1,4 @@
-//! What is an operator given to do, and what is to come of it?
+//! The objects that an operator is given, and the objects that it has to make of them.
 //!
 //! What it has made is compared as a whole: what one replica alone made of some objects, three must make of them, too.
 
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_twice_is_the_same_and_what_has_no_owner_is_not_the_operators() {
+    fn only_owned_objects_are_compared_and_equal_ones_match() {
         let made = |text: &str| -> Vec<_> {
             let stray = json!({"metadata": {"namespace": "a", "name": "kube-root-ca.crt"}, "data": {"ca.crt": text}});
             read(WEBSITES[1], &json!({"items": [page(text), stray]})).collect()
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_no_object_that_was_made_and_who_says_nothing_is_not_counted() {
+    fn statuses_are_counted_apart_from_objects_and_only_if_set() {
         let named = |name: &str| json!({"namespace": "a", "name": name});
         let list = json!({"items": [{"metadata": named("s"), "status": {"pages": 2}}, {"metadata": named("t")}]});
         let said = said(&list).map(|(space, name, status)| {

@@ -1,4 +1,4 @@
-//! Was every object changed by those only whose it was?
+//! Checks that only replicas of the owning shard changed an object.
 //!
 //! Pure: asks the history, of the objects in the namespaces that have work: those that an operator keeps for itself, as
 //! its lock, say nothing of the work.

@@ -1,5 +1,4 @@
-//! An ordinary operator of controller-runtime, with a lock: once alone, then three replicas in shards, while everything
-//! dies that can.
+//! The steps with the example operator (controller-runtime, with a lock).
 
 use anyhow::Result;
 use ctrlmesh_demo::steps::{
@@ -10,8 +9,7 @@ use ctrlmesh_demo::work::Work;
 mod stage;
 
 #[test]
-fn in_shards_the_operator_does_what_one_replica_does_alone_and_nothing_twice_whatever_dies()
--> Result<()> {
+fn three_shards_of_the_example_do_what_one_replica_does() -> Result<()> {
     let steps = [REFERENCE, SHARDS, CANARY, PROXY, ROLLOUT, MANAGER, REPLICA, ADDED, END];
     stage::play(Work::Websites, 60, &steps)
 }

@@ -1,5 +1,4 @@
-//! The demo on a cluster that is there already, and that is somebody's: what it finds missing is said, and what it
-//! makes it takes away again.
+//! The demo on a cluster of the user's: it says what is missing, and removes what it made.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -73,7 +72,7 @@ fn until(output: &mut BufReader<ChildStdout>, wanted: &str) -> Result<()> {
 }
 
 #[test]
-fn on_a_cluster_of_ones_own_nobody_needs_to_be_root_and_nothing_of_the_demo_stays() -> Result<()> {
+fn the_demo_on_a_users_cluster_needs_no_root_and_cleans_up() -> Result<()> {
     let node = Node::start(&Options { audit: true, ..Options::default() })?;
     let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
     archives.iter().try_for_each(|archive| node.load(archive))?;

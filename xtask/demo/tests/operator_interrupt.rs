@@ -1,4 +1,4 @@
-//! The demo is ended from outside, at any moment: nothing of it is left.
+//! The demo leaves nothing behind when a signal ends it at any moment.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _, stderr};
@@ -258,7 +258,7 @@ fn the_moments_reach_from_the_first_part_to_the_last() {
 }
 
 #[test]
-fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
+fn the_demo_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
     let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
     let full = env::var_os("CTRLMESH_TEST_FULL").is_some();
     // Of two, one is early, and one is when all steps have been taken.

@@ -1,4 +1,4 @@
-//! prometheus-operator, which we did not write and which has no lock: once alone, then three replicas in shards.
+//! The steps with prometheus-operator, which has no lock.
 
 use anyhow::Result;
 use ctrlmesh_demo::steps::{ADDED, CANARY, END, PROXY, REFERENCE, ROLLOUT, SHARDS};
@@ -7,8 +7,7 @@ use ctrlmesh_demo::work::Work;
 mod stage;
 
 #[test]
-fn in_shards_prometheus_operator_does_what_one_replica_does_alone_and_nothing_twice() -> Result<()>
-{
+fn three_shards_of_prometheus_operator_do_what_one_replica_does() -> Result<()> {
     let steps = [REFERENCE, SHARDS, CANARY, PROXY, ROLLOUT, ADDED, END];
     stage::play(Work::Prometheuses, 60, &steps)
 }

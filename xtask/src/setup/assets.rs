@@ -1,4 +1,4 @@
-//! Do the programs do that the user names instead of ours?
+//! Checks the etcd and kube-apiserver that the user names in place of ours.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What does somebody need who has a cluster already? kubectl, his own or one that is built; and nobody has to be root.
+//! Finds or builds kubectl for people who bring a cluster. Nobody has to be root for it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Does a nightly toolchain build the kernel programs, or what is missing?
+//! Checks whether a nightly toolchain builds the kernel programs, and what it lacks.
 
 use crate::build_ebpf;
 
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nightly_that_does_not_build_is_no_reason_to_say_that_everything_is_there() {
+    fn a_nightly_that_does_not_build_does_not_count_as_ready() {
         let lacks = |nightly, enough, others: &[&'static str], builds: Option<bool>| {
             let missing = |nightly: bool| {
                 let ebpf: &[&str] = if nightly { &[] } else { &["ebpf"] };

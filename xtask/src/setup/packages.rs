@@ -1,4 +1,4 @@
-//! Which of Debian's packages are needed, and how are they installed?
+//! The Debian packages that are needed, and their installation.
 
 use std::fs;
 use std::path::Path;
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_started_while_packages_are_installed_and_the_policy_goes_again() {
+    fn no_service_starts_during_installation() {
         let folder = env::temp_dir().join(format!("ctrlmesh-policy-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let policy = folder.join("policy-rc.d");

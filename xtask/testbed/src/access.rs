@@ -1,4 +1,4 @@
-//! How does one reach an API server, given a kubeconfig?
+//! The address and credentials of an API server, from a kubeconfig.
 
 use std::path::Path;
 use std::thread;

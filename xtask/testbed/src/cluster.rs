@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fails_outside_a_case_is_reported_too_and_what_does_not_is_not() {
+    fn only_failures_are_reported_also_outside_a_case() {
         let cluster = Cluster::existing(PathBuf::from("/no/such/kubeconfig"));
         let name = format!("explained-{}", std::process::id());
         assert_eq!(cluster.explained(&name, Ok(1)).unwrap(), 1);

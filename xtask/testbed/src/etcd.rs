@@ -1,4 +1,4 @@
-//! How is etcd told to forget?
+//! Has etcd compact its history.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

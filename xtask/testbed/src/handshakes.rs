@@ -1,5 +1,6 @@
-//! Who dialled the API server and did not believe it? No request comes of that, so no audit log has it; the server's
-//! own log has, where it is asked to.
+//! Finds clients that dialled the API server and did not believe its certificate.
+//!
+//! They make no request, so no audit log has them. The server's own log does, when it is told to be verbose.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! How does a test say that it cannot run here? libtest knows only tests that pass and tests that fail.
+//! Marks a test as skipped, which libtest cannot: its tests only pass or fail.
 
 use std::io::{self, Write as _, stdout};
 

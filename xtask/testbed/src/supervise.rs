@@ -1,8 +1,8 @@
-//! Who ends what was started?
+//! Ends every program, and removes every folder, that a test process started or made.
 //!
-//! Shells, in process groups of their own so that Ctrl-C does not reach them, that read their standard input, which is
-//! a pipe that only this process holds. However this process ends (return, panic, SIGKILL), the kernel closes the pipe;
-//! a shell then kills its program, or removes its folder.
+//! It starts shells in process groups of their own, so that Ctrl-C does not reach them. Each reads its standard input,
+//! a pipe that only this process holds. However this process ends (return, panic, SIGKILL), the kernel closes the pipe.
+//! Each shell then kills its program, or removes its folder.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};

@@ -1,4 +1,4 @@
-//! Where are the programs that the bed runs?
+//! Where the programs are that the bed runs.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! How long is waited for what has to come?
+//! Waits for a state, with a deadline.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -203,7 +203,7 @@ fn until(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
 }
 
 #[test]
-fn nothing_is_left_when_the_process_panics_is_interrupted_or_killed() -> Result<()> {
+fn nothing_is_left_after_a_panic_an_interrupt_or_a_kill() -> Result<()> {
     for end in ["panic", "INT", "KILL"] {
         let mut child = start(end)?;
         let folder = child.folder()?;

@@ -78,8 +78,7 @@ fn files(archive: &Path) -> Result<BTreeSet<String>> {
 }
 
 #[test]
-fn in_an_image_are_a_program_and_the_libraries_that_it_needs_and_nobodys_certificates() -> Result<()>
-{
+fn an_image_has_a_program_and_its_libraries_and_no_cas() -> Result<()> {
     let libraries = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-"];
     for (image, program, is_static) in [
         (Image::Proxy, "ctrlmesh-proxy", false),
@@ -100,7 +99,7 @@ fn in_an_image_are_a_program_and_the_libraries_that_it_needs_and_nobodys_certifi
 }
 
 #[test]
-fn proxy_and_manager_start_as_nobody_on_a_file_system_that_they_cannot_write() -> Result<()> {
+fn proxy_and_manager_start_as_nobody_on_a_read_only_root() -> Result<()> {
     let cluster = Cluster::shared();
     let ours = [Image::Proxy, Image::Manager];
     if let Some(node) = cluster.node() {

@@ -69,7 +69,7 @@ fn names(site: &str, count: u32) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_operator_makes_what_an_object_asks_for_says_so_and_cleans_up_after_it() -> Result<()> {
+fn the_operator_makes_reports_and_cleans_up_its_objects() -> Result<()> {
     cluster().case("reconciles", |space| {
         for count in [3, 5, 1] {
             space.apply(&website("hello", count))?;
@@ -121,11 +121,11 @@ fn one_replica_works_and_when_it_ends_another_takes_over() -> Result<()> {
 }
 
 #[test]
-fn every_request_of_the_operator_is_in_the_audit_log_with_its_address() -> Result<()> {
+fn the_audit_log_has_all_requests_with_their_addresses() -> Result<()> {
     let cluster = cluster();
     let Some(node) = cluster.node() else {
         skipped(
-            "every_request_of_the_operator_is_in_the_audit_log_with_its_address",
+            "the_audit_log_has_all_requests_with_their_addresses",
             &format!("needs a node of our own, and {KUBECONFIG} names a cluster"),
         )?;
         return Ok(());

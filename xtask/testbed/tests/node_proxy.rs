@@ -186,8 +186,7 @@ fn sources(space: Space<'_>, node: &Node) -> Result<Vec<String>> {
 }
 
 #[test]
-fn an_operator_gets_its_share_and_no_request_of_it_passes_the_proxy_also_while_that_restarts()
--> Result<()> {
+fn an_operator_gets_its_share_also_while_the_proxy_restarts() -> Result<()> {
     let cluster = start()?;
     let node = cluster.node().context("a node")?;
     cluster.case("served", |space| {

@@ -1,4 +1,4 @@
-//! What dies, and comes back or does not.
+//! Steps in which a proxy, a manager or a replica is killed or restarted.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Who owns what: at first one replica all, then three a third each, then one of them more.
+//! Steps that change who owns what: one replica alone, three shards, a canary, more namespaces.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -83,7 +83,7 @@ fn span() -> Span {
 }
 
 #[test]
-fn each_object_has_one_owner_where_the_shares_are_disjoint_and_whole() {
+fn disjoint_and_complete_shares_give_each_object_one_owner() {
     let table = world().table(&watching(&[("x", "slot in (0,1,2)"), ("y", "slot=3")]), &span());
     assert!(table.is_whole(), "{table:?}");
     assert_eq!((table.replicas["x"].objects, table.replicas["y"].namespaces), (3, 1));

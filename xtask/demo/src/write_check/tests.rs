@@ -55,7 +55,7 @@ fn what_does_not_move_is_changed_by_one_of_its_replicas_only() {
 }
 
 #[test]
-fn what_an_old_owner_ends_when_all_know_the_last_epoch_is_counted_and_bounded() {
+fn late_writes_of_the_old_owner_are_counted_and_bounded() {
     let report = moved(&[write(4, "x", "moves"), write(5, "y", "moves")]).unwrap();
     assert!(report.contains("0 when all proxies had"), "{report}");
     let late = |space: &str| [write(5, "x", space), write(6, "y", space)];
@@ -91,7 +91,7 @@ fn an_old_owner_ends_what_it_had_begun_and_begins_nothing_more() {
 }
 
 #[test]
-fn in_the_shard_of_one_that_was_killed_two_may_write_and_in_all_others_one() {
+fn only_the_shard_of_a_killed_replica_may_have_two_writers() {
     let own = |events: &[Event]| {
         let of = |space: &str| vec![space.to_owned()];
         ask(events, |write_check| write_check.own(&(at(0)..at(9)), &replicas(), of))
@@ -103,7 +103,7 @@ fn in_the_shard_of_one_that_was_killed_two_may_write_and_in_all_others_one() {
 }
 
 #[test]
-fn where_nothing_was_changed_nobody_can_tell_and_a_lock_is_no_work() {
+fn no_changes_prove_nothing_and_a_lock_is_not_work() {
     let steady = |events: &[Event]| ask(events, |write_check| write_check.steady(&(at(0)..at(9))));
     assert!(steady(&[]).is_err());
     assert!(steady(&[write(1, "x", "elsewhere")]).is_err());
@@ -113,7 +113,7 @@ fn where_nothing_was_changed_nobody_can_tell_and_a_lock_is_no_work() {
 }
 
 #[test]
-fn two_writers_that_no_step_by_itself_sees_are_found_in_the_whole_span() {
+fn two_writers_across_steps_are_found_in_the_whole_span() {
     let events = [write(1, "x", "first"), write(6, "standby", "first")];
     let steady = |span: Span| ask(&events, |write_check| write_check.steady(&span));
     assert!(steady(at(0)..at(4)).is_ok() && steady(at(4)..at(9)).is_ok());

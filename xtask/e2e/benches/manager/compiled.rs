@@ -1,4 +1,4 @@
-//! How long does it take to decide what everybody is told?
+//! How long it takes to compile the policies of all pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What does one manager cost, with 10,000 proxies?
+//! Measures one manager with 10,000 proxies.
 //!
 //! The manager is the program as users run it, beside a real API server with 1,000 ShardingConfigs and 10,000 pods:
 //! half of them one operator's, the others of a few each. The proxies are simulated in this process, each with its own

@@ -1,4 +1,4 @@
-//! Who needs how much of the processor?
+//! Processor time by process.
 
 use std::collections::BTreeMap;
 use std::fmt;

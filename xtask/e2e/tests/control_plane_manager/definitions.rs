@@ -1,4 +1,4 @@
-//! Our resources, judged by a real API server.
+//! Our resources, validated by a real API server.
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::ControlPlane;
@@ -100,7 +100,7 @@ fn contains(whole: &serde_json::Value, part: &serde_json::Value) -> bool {
 }
 
 #[tokio::test]
-async fn what_must_not_be_is_refused_by_field_and_with_what_is_allowed() -> Result<()> {
+async fn refusals_name_the_field_and_what_is_allowed() -> Result<()> {
     let client = installed().await?;
     let namespace = ControlPlane::shared().namespace("refused").await?;
     let mut wrong = Vec::new();

@@ -102,8 +102,7 @@ async fn until_nothing_is_left(manager: &Manager) -> Result<()> {
 }
 
 #[tokio::test]
-async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_far() -> Result<()>
-{
+async fn new_keys_and_a_new_hash_take_over_with_progress_reported() -> Result<()> {
     let plane = &ControlPlane::start(&Options::default())?;
     let client = plane.client().await?;
     world(&client).await?;

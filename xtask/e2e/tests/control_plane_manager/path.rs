@@ -188,7 +188,7 @@ async fn prepared() -> Result<(Journey, Manager)> {
 }
 
 #[tokio::test]
-async fn each_client_sees_its_half_through_changes_and_without_the_manager() -> Result<()> {
+async fn each_client_sees_its_half_through_changes_and_outages() -> Result<()> {
     let (path, manager) = prepared().await?;
     path.root(json!({"auto": {"shardingSize": 2, "everyShardReplicas": 1}})).await?;
     let members = [path.member("op-0").await?, path.member("op-1").await?];

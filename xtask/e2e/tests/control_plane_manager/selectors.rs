@@ -1,4 +1,4 @@
-//! Our selectors, judged by a real API server.
+//! Our label selectors select what a real API server selects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -73,7 +73,7 @@ const WATCHES: [&str; 10] = [
 ];
 
 #[tokio::test]
-async fn two_proxies_with_complementary_selectors_show_disjoint_and_complete_sets() {
+async fn complementary_selectors_show_disjoint_and_complete_sets() {
     let bed = Bed::new().await;
     for number in 0..10 {
         bed.create(&format!("c{number}"), number % 4).await;
@@ -274,7 +274,7 @@ async fn a_smuggled_request_shows_no_foreign_object() {
 }
 
 #[tokio::test]
-async fn a_deletecollection_deletes_what_the_pod_may_see_and_nothing_else() {
+async fn a_deletecollection_deletes_only_what_the_pod_may_see() {
     let bed = Bed::new().await;
     let widgets = bed.widgets().await;
     for number in 0..6 {
@@ -308,7 +308,7 @@ async fn a_deletecollection_deletes_what_the_pod_may_see_and_nothing_else() {
 /// Every byte that a target may or may not hold, in the path and in the query. What no URI holds unescaped (RFC 3986),
 /// and no library sends so, is refused by the proxy, while Go's parser lets some of it pass.
 #[tokio::test]
-async fn a_byte_in_a_target_is_taken_or_refused_as_the_api_server_does_or_refused() {
+async fn a_byte_in_a_target_is_handled_as_by_the_server_or_refused() {
     let bed = Bed::new().await;
     let proxy = bed.proxy("policy", "slot=0");
     let direct = Pki::new();

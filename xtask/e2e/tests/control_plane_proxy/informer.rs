@@ -100,11 +100,11 @@ async fn changes_reach_a_real_informer(more: &[&str]) {
 }
 
 #[tokio::test]
-async fn policy_changes_reach_a_real_informer_in_protobuf_over_http2_without_a_relist() {
+async fn an_informer_follows_policies_in_protobuf_over_http2() {
     changes_reach_a_real_informer(&[]).await;
 }
 
 #[tokio::test]
-async fn policy_changes_reach_a_real_informer_in_json_over_http1_without_a_relist() {
+async fn an_informer_follows_policies_in_json_over_http1() {
     changes_reach_a_real_informer(&["-content-type", "application/json", "-http1"]).await;
 }

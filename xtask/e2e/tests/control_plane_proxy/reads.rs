@@ -86,7 +86,7 @@ async fn the_pages_of_a_list_are_the_pod_s_share_and_all_of_it() {
 }
 
 #[tokio::test]
-async fn watches_and_watch_lists_of_every_kind_are_the_server_s_own_bytes() {
+async fn watches_and_watch_lists_are_the_servers_own_bytes() {
     let bed = Bed::new().await;
     let (targets, at) = filled(&bed).await;
     let proxy = bed.proxy("policy", "slot=0");
@@ -160,7 +160,7 @@ fn without_digits(body: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_kind_where_nothing_happens_is_listed_and_watched_after_its_shares_have_changed() {
+async fn a_quiet_kind_is_listed_and_watched_after_a_policy_change() {
     let bed = Bed::new().await;
     let ([_, quiet], _) = filled(&bed).await;
     let version_of = |list: &Value| -> u64 {
@@ -198,7 +198,7 @@ async fn a_kind_where_nothing_happens_is_listed_and_watched_after_its_shares_hav
 
 /// As where the policy's versions are of another store than those of the resource.
 #[tokio::test]
-async fn a_change_at_a_version_that_the_api_server_never_had_keeps_nobody_from_what_goes_on() {
+async fn a_change_at_an_unknown_version_does_not_stop_reads() {
     let bed = Bed::new().await;
     let (targets, _) = filled(&bed).await;
     let limits = ["", WIDGETS].map(|group| {
@@ -225,7 +225,7 @@ async fn a_change_at_a_version_that_the_api_server_never_had_keeps_nobody_from_w
 }
 
 #[tokio::test]
-async fn a_watch_list_goes_over_to_a_new_policy_once_its_initial_events_are_over() {
+async fn a_watch_list_follows_a_policy_after_its_initial_events() {
     use http_body_util::BodyExt as _;
 
     let bed = Bed::new().await;

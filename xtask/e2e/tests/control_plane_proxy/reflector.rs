@@ -154,12 +154,12 @@ async fn policy_changes_reach_a_kube_rs_reflector_without_a_relist() {
 }
 
 #[tokio::test]
-async fn policy_changes_reach_a_kube_rs_reflector_that_streams_its_lists() {
+async fn a_kube_rs_reflector_with_streamed_lists_follows_policies() {
     changes_reach_a_reflector(watcher::Config::default().streaming_lists(), true).await;
 }
 
 /// Most changes fall between two watches, and are led over when the next begins.
 #[tokio::test]
-async fn policy_changes_reach_a_kube_rs_reflector_whose_watches_are_short() {
+async fn a_kube_rs_reflector_with_short_watches_follows_policies() {
     changes_reach_a_reflector(watcher::Config::default().timeout(1), false).await;
 }

@@ -1,4 +1,4 @@
-//! Who is refused.
+//! Clients that the manager refuses.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub(crate) async fn call_with(bed: &Bed, path: &str, head: &[(&str, String)]) ->
 }
 
 #[tokio::test]
-async fn a_token_that_the_api_server_does_not_vouch_for_to_us_proves_nothing() {
+async fn expired_foreign_forged_and_unbound_tokens_are_refused() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
@@ -214,7 +214,7 @@ async fn nobody_is_told_of_pods_that_are_not_its_own() {
 }
 
 #[tokio::test]
-async fn a_verdict_on_anothers_pod_ends_the_stream_and_changes_nothing() {
+async fn a_verdict_on_anothers_pod_only_ends_the_stream() {
     let bed = Bed::new().await;
     let (one, other) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&other, "node-a", policy(2, "a=2"))]);
@@ -268,7 +268,7 @@ async fn only_a_manager_relays_and_asks_for_shards() {
 }
 
 #[tokio::test]
-async fn plaintext_and_a_client_that_does_not_know_our_authority_get_nothing() {
+async fn plaintext_and_clients_without_our_ca_get_nothing() {
     let bed = Bed::new().await;
     let mut plain = TcpStream::connect(bed.address).await.unwrap();
     plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
@@ -285,7 +285,7 @@ async fn plaintext_and_a_client_that_does_not_know_our_authority_get_nothing() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_certificate_outside_the_constraints_is_refused() {
+async fn a_certificate_outside_the_constraints_is_refused() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", inside(policy(1, "a=1")))]);
@@ -303,7 +303,7 @@ async fn a_request_for_a_certificate_outside_the_constraints_is_refused() {
 }
 
 #[tokio::test]
-async fn a_pod_of_which_no_sharding_config_speaks_or_without_a_proxy_inside_gets_no_certificate() {
+async fn a_pod_without_a_shard_or_a_sidecar_gets_no_certificate() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;

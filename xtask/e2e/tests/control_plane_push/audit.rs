@@ -1,4 +1,4 @@
-//! What the API server says that the managers asked of it.
+//! The managers' requests, as the audit log has them.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A manager's gRPC inside the test, so that the test says what is to be told.
+//! A manager's gRPC server inside the test, which decides what proxies receive.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -137,7 +137,7 @@ async fn a_pod_that_a_replica_has_not_seen_yet_is_not_said_to_be_gone() {
 }
 
 #[tokio::test]
-async fn a_pod_of_a_sharding_config_that_a_replica_has_not_seen_yet_is_not_told_that_it_has_none() {
+async fn a_replica_that_lags_does_not_say_that_a_pod_has_no_shard() {
     let bed = Bed::new().await;
     let config = config(&bed).await;
     let pod = bed.pod("op-0", "node-a").await;
@@ -156,7 +156,7 @@ async fn a_pod_of_a_sharding_config_that_a_replica_has_not_seen_yet_is_not_told_
 }
 
 #[tokio::test]
-async fn a_replica_that_knows_less_than_the_proxy_says_nothing_before_it_has_learnt_it() {
+async fn a_replica_that_knows_less_than_the_proxy_waits() {
     let bed = Bed::new().await;
     let before = config(&bed).await;
     let mut after = before.clone();
@@ -187,7 +187,7 @@ async fn a_replica_that_knows_less_than_the_proxy_says_nothing_before_it_has_lea
 }
 
 #[tokio::test]
-async fn what_the_api_server_knows_counts_also_where_etcd_was_put_back() {
+async fn the_api_servers_state_counts_also_after_an_etcd_restore() {
     let bed = Bed::new().await;
     let config = config(&bed).await;
     let pod = bed.pod("op-0", "node-a").await;
@@ -200,7 +200,7 @@ async fn what_the_api_server_knows_counts_also_where_etcd_was_put_back() {
 }
 
 #[tokio::test]
-async fn of_a_pod_that_is_there_and_of_which_nothing_can_be_said_a_node_keeps_what_it_has() {
+async fn a_node_keeps_the_policy_of_a_pod_that_is_undecided() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;

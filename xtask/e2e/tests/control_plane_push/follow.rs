@@ -73,7 +73,7 @@ async fn until_sees(client: &Client, namespace: &str, names: &[&str]) {
 }
 
 #[tokio::test]
-async fn two_proxies_apply_a_change_go_on_without_the_manager_and_start_from_their_files() {
+async fn proxies_go_on_and_start_without_the_manager() {
     let mut bed = Bed::new().await;
     with_objects(&bed).await;
     let pods = [bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await];
@@ -125,7 +125,7 @@ async fn two_proxies_apply_a_change_go_on_without_the_manager_and_start_from_the
 }
 
 #[tokio::test]
-async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told() {
+async fn a_proxy_with_a_broken_file_waits_for_the_manager() {
     let mut bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", inside(policy(1, "slot=0")))]);
@@ -153,7 +153,7 @@ async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told()
 }
 
 #[tokio::test]
-async fn a_policy_that_cannot_be_applied_is_reported_with_its_reason_and_the_last_one_stays() {
+async fn a_refused_policy_is_reported_and_the_last_one_stays() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", inside(policy(1, "slot=0")))]);
@@ -196,7 +196,7 @@ async fn a_node_is_told_of_pods_that_come_change_and_go() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_up_nobody_and_is_told_the_newest() {
+async fn a_client_that_does_not_read_gets_the_newest_policy_later() {
     let bed = Bed::new().await;
     let (slow, quick) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await);
     let publish = |epoch: u64| {
@@ -277,8 +277,7 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
 
 /// What a proxy says of a policy, and what it is told of the pod, may cross.
 #[tokio::test]
-async fn a_verdict_on_a_pod_that_is_gone_by_now_says_nothing_and_on_another_of_its_name_is_refused()
-{
+async fn a_verdict_on_a_former_pod_is_dropped_or_refused() {
     let bed = Bed::new().await;
     let (pod, stays) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
     let node = bed.node_pod("node-a").await;

@@ -19,7 +19,7 @@ async fn remove(client: &Client, namespace: &str) {
 }
 
 #[tokio::test]
-async fn a_replica_that_starts_then_waits_for_the_leader_to_restore_it() {
+async fn a_starting_replica_waits_until_the_leader_restores_it() {
     let plane = ControlPlane::shared();
     let client = plane.client().await.unwrap();
     let namespace = plane.namespace("gone").await.unwrap();

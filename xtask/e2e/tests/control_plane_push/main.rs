@@ -1,4 +1,4 @@
-//! Who is told what: real proxies and attackers, against a real API server.
+//! Policies on their way to real proxies, and to attackers, with a real API server.
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

@@ -1,4 +1,4 @@
-//! The API server, or the manager, is called otherwise than before.
+//! New names and addresses of the API server and of the manager.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,7 +21,7 @@ fn csr(names: &[&str]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_new_address_is_said_and_signed_for_and_takes_nothing_from_who_believes_the_old() {
+async fn a_new_address_gets_a_new_ca_and_the_old_one_still_signs() {
     let bed = Bed::new().await;
     let before = bed.ca_store.current();
     let wanted = AuthoritySettings {

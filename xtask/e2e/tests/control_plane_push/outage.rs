@@ -41,7 +41,7 @@ async fn until_labelled(maps: &Api<ConfigMap>) {
 }
 
 #[tokio::test]
-async fn a_manager_goes_on_where_the_api_server_is_restarted_and_its_history_is_gone() {
+async fn a_manager_survives_an_api_server_that_lost_its_history() {
     let mut cluster = ControlPlane::start(&Options::default()).unwrap();
     let client = cluster.client().await.unwrap();
     world(&client).await;
@@ -134,7 +134,7 @@ async fn labelled(things: &Api<DynamicObject>) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn a_kind_that_vanishes_while_it_is_labelled_leaves_the_others_alone_and_may_come_back() {
+async fn a_kind_may_vanish_while_it_is_labelled_and_come_back() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
     let client = cluster.client().await.unwrap();
     world(&client).await;

@@ -70,7 +70,7 @@ async fn manager_token(client: &Client, namespace: &str, name: &str, folder: &Pa
 }
 
 #[tokio::test]
-async fn the_leader_gives_pods_their_shards_for_those_who_ask_it_while_it_leads() {
+async fn the_leader_places_pods_for_replicas_that_ask_it() {
     let bed = Bed::new().await;
     let mut config = root();
     config.metadata.namespace = Some(bed.namespace.clone());
@@ -165,7 +165,7 @@ async fn managers(
 }
 
 #[tokio::test]
-async fn two_managers_that_are_asked_at_once_give_no_shard_twice_and_one_that_is_alone_answers() {
+async fn two_managers_asked_at_once_give_no_shard_twice() {
     let plane = ControlPlane::shared();
     let client = plane.client().await.unwrap();
     // In its own a manager serves nobody.

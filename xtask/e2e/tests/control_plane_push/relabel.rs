@@ -198,7 +198,7 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn other_keys_take_the_place_of_those_before_and_no_object_ever_leaves_its_shard() {
+async fn new_keys_replace_old_ones_and_no_object_leaves_its_shard() {
     let (bed, mut before) = Bed::new().await;
     let (client, all) = (&bed.client, TEAMS.len() * EACH);
     let first = epoch(client).await;
@@ -257,7 +257,7 @@ async fn said_so(client: &Client) {
 }
 
 #[tokio::test]
-async fn another_hash_under_the_same_key_takes_the_place_of_the_one_before_in_one_epoch() {
+async fn another_hash_under_the_same_key_takes_over_in_one_epoch() {
     let (bed, mut before) = Bed::new().await;
     let (client, all) = (&bed.client, TEAMS.len() * EACH);
     let first = epoch(client).await;

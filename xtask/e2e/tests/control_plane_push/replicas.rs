@@ -172,7 +172,7 @@ async fn a_leader_that_is_asked_to_stop_gives_its_lease_back() {
 }
 
 #[tokio::test]
-async fn webhook_configurations_of_ours_believe_the_manager_and_others_are_left_alone() {
+async fn only_our_webhook_configurations_get_the_ca_bundle() {
     let (plane, client, namespace) = namespace().await;
     let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     let names = [format!("{namespace}-ours"), format!("{namespace}-other")];
@@ -209,7 +209,7 @@ async fn webhook_configurations_of_ours_believe_the_manager_and_others_are_left_
 }
 
 #[tokio::test]
-async fn a_new_name_of_the_api_server_is_believed_before_anything_is_signed_for_it() {
+async fn a_new_api_server_name_is_trusted_before_it_is_signed_for() {
     let (plane, client, namespace) = namespace().await;
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let data = async |key: &str| {

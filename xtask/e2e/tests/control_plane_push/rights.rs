@@ -307,7 +307,7 @@ async fn exchanged(cluster: &ControlPlane, client: &Client) {
 }
 
 #[tokio::test]
-async fn the_managers_are_refused_nothing_and_granted_nothing_that_they_do_not_ask_for() {
+async fn the_managers_have_all_rights_that_they_use_and_no_others() {
     let options = Options { audit: true, ..Options::default() };
     let cluster = ControlPlane::start(&options).unwrap();
     let client = cluster.client().await.unwrap();

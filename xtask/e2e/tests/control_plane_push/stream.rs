@@ -1,4 +1,4 @@
-//! A proxy that follows, as far as the manager sees it: the test says what it says.
+//! A simulated proxy, which sends the manager what the test says.
 
 use std::collections::BTreeMap;
 

@@ -134,7 +134,7 @@ async fn changed(written: &Written, times: usize) {
 }
 
 #[tokio::test]
-async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twice() {
+async fn killed_leaders_lose_nothing_and_do_nothing_twice() {
     let cluster = ControlPlane::start(&Options { audit: true, ..Options::default() }).unwrap();
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();

@@ -31,7 +31,7 @@ fn counted(bed: &Bed) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn who_comes_back_to_a_manager_that_has_begun_anew_costs_no_review() {
+async fn a_proxy_with_a_ticket_costs_a_new_manager_no_review() {
     let mut bed = Bed::new().await;
     let (pod, token, ticket) = with_ticket(&bed, "op-0").await;
     assert_eq!(counted(&bed), (1, 0));
@@ -84,7 +84,7 @@ async fn a_ticket_takes_nobody_further_than_its_own_token() {
 }
 
 #[tokio::test]
-async fn who_follows_is_reviewed_again_and_again_until_its_pod_is_gone() {
+async fn a_proxy_is_reviewed_repeatedly_until_its_pod_is_gone() {
     let mut bed = Bed::new().await;
     bed.review_schedule = ReviewSchedule { interval: Duration::from_millis(200) };
     bed.restart().await;

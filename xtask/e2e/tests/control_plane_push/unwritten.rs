@@ -1,4 +1,4 @@
-//! A leader may not write what all wait for.
+//! A leader that is not allowed to write what everybody waits for.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ async fn until_refused(kubeconfig: &str) {
 }
 
 #[tokio::test]
-async fn a_leader_that_cannot_write_the_authorities_lets_another_one_do_it_and_says_so() {
+async fn a_leader_that_cannot_write_the_cas_steps_down() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();
@@ -118,7 +118,7 @@ async fn a_leader_that_cannot_write_the_authorities_lets_another_one_do_it_and_s
 }
 
 #[tokio::test]
-async fn a_lease_that_is_given_up_is_anothers_and_comes_back_where_there_is_none() {
+async fn a_released_lease_returns_if_nobody_else_takes_it() {
     let plane = ControlPlane::shared();
     let client = plane.client().await.unwrap();
     let namespace = plane.namespace("given-up").await.unwrap();

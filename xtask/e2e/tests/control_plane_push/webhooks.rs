@@ -1,4 +1,4 @@
-//! The API server asks, and is answered.
+//! The webhooks, called by the API server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -95,7 +95,7 @@ fn configuration(namespace: &str, address: SocketAddr, ca: &str) -> ValidatingWe
 }
 
 #[tokio::test]
-async fn the_api_server_is_answered_and_what_goes_wrong_is_a_failure_of_that_review_only() {
+async fn an_error_fails_only_the_review_that_it_belongs_to() {
     let plane = ControlPlane::shared();
     let client = plane.client().await.unwrap();
     let namespace = plane.namespace("webhooks").await.unwrap();

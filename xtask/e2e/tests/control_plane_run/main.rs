@@ -227,7 +227,7 @@ async fn two_informers_share_all_objects(bed: &Bed, kubeconfig: &Path) {
 }
 
 #[tokio::test]
-async fn with_a_client_certificate_two_shards_are_disjoint_and_complete() {
+async fn two_shards_with_a_client_certificate_are_disjoint() {
     let bed = Bed::with_objects().await;
     two_informers_share_all_objects(&bed, &bed.plane.kubeconfig()).await;
 }

@@ -186,7 +186,7 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn an_operator_of_two_shards_works_on_each_half_and_one_goes_on_without_the_other() {
+async fn an_operator_in_two_shards_works_on_each_half() {
     let bed = Bed::new().await;
     let kubeconfig = bed.token().await;
     bed.build_operator();

@@ -1,4 +1,4 @@
-//! What the programs of a node are told, in their own words.
+//! The configuration files of a node's programs.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! Who makes a node's namespaces, folder and cgroups, and who ends them?
+//! Makes and ends a node's namespaces, folder and cgroups.
 //!
-//! A shell that holds the other end of a pipe, as for every program of the bed; when the pipe closes it ends the node.
-//! The node's first process reads the same pipe, so it ends even where the shell was killed; what then stays (files,
-//! cgroups) is swept by the next node that starts.
+//! A shell reads from a pipe, as for every program of the bed. When the pipe closes, the shell ends the node. The
+//! node's first process reads the same pipe, so it ends even if the shell was killed. The next node that starts removes
+//! the files and cgroups that then stay.
 
 use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;

@@ -1,5 +1,7 @@
-//! Did a pod dial the API server past its proxy? It believes only the mesh's authority, so no request comes of it, and
-//! no audit log shows it; but the operator says that it does not believe who answered, and so does the API server.
+//! Finds pods that dialled the API server past their proxy.
+//!
+//! Such a pod believes only the mesh's CA, so it makes no request, and no audit log has it. The operator's log and
+//! the API server's log show the failed handshake.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -117,7 +117,7 @@ impl Drop for Machine {
 }
 
 #[test]
-fn a_person_starts_nodes_asks_for_them_uses_them_and_ends_them_all() -> Result<()> {
+fn nodes_are_started_listed_used_and_ended_by_commands() -> Result<()> {
     let machine = Machine::new()?;
     nothing_is_up(&machine)?;
     let (first, said) = machine.up()?;
@@ -181,7 +181,7 @@ fn answers(machine: &Machine, node: &Path) -> Result<()> {
 fn tests_can_have_it(kubeconfig: &Path) -> Result<()> {
     let test = |kubeconfig: &Path| {
         let mut test = Command::new(env::current_exe()?);
-        let name = "a_native_sidecar_serves_before_the_container_starts_and_ends_after_it";
+        let name = "a_native_sidecar_starts_before_and_ends_after_containers";
         test.args(["--exact", name]).env(KUBECONFIG, kubeconfig).output()
     };
     let output = test(kubeconfig)?;

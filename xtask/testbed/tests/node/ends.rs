@@ -94,7 +94,7 @@ fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_left_when_the_harness_is_killed_while_the_node_starts() -> Result<()> {
+fn nothing_is_left_of_a_harness_killed_while_its_node_starts() -> Result<()> {
     for wait in [0, 20, 60, 150, 400, 1500] {
         let mut child = start()?;
         let its = || {

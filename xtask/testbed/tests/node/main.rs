@@ -46,7 +46,7 @@ fn the_node_is_ready_and_of_the_pinned_version() -> Result<()> {
 }
 
 #[test]
-fn a_pod_runs_and_one_can_see_its_logs_run_commands_in_it_and_reach_its_ports() -> Result<()> {
+fn a_pod_runs_with_logs_exec_and_port_forward() -> Result<()> {
     Cluster::shared().case("pod", |space| {
         space.apply(&pod("web", "serve"))?;
         space.wait("pod/web", "condition=Ready")?;
@@ -96,7 +96,7 @@ fn ask(line: &str) -> Result<String> {
 }
 
 #[test]
-fn a_service_leads_to_its_pods_and_the_api_server_is_one_of_them() -> Result<()> {
+fn services_lead_to_their_pods_and_to_the_api_server() -> Result<()> {
     let cluster = Cluster::shared();
     cluster.case("service", |space| {
         space.apply(&pod("web", "serve"))?;
@@ -132,7 +132,7 @@ fn a_service_leads_to_its_pods_and_the_api_server_is_one_of_them() -> Result<()>
 }
 
 #[test]
-fn a_privileged_daemon_set_sees_the_node_with_its_cgroups_and_programs() -> Result<()> {
+fn a_privileged_daemon_set_sees_cgroups_and_bpf_programs() -> Result<()> {
     Cluster::shared().case("daemon-set", |space| {
         let image = Image::Probe.name();
         space.apply(&format!(
@@ -167,7 +167,7 @@ fn a_privileged_daemon_set_sees_the_node_with_its_cgroups_and_programs() -> Resu
 }
 
 #[test]
-fn a_native_sidecar_serves_before_the_container_starts_and_ends_after_it() -> Result<()> {
+fn a_native_sidecar_starts_before_and_ends_after_containers() -> Result<()> {
     Cluster::shared().case("sidecar", |space| {
         let image = Image::Probe.name();
         space.apply(&format!(
@@ -186,7 +186,7 @@ fn a_native_sidecar_serves_before_the_container_starts_and_ends_after_it() -> Re
 }
 
 #[test]
-fn pods_go_on_while_kubelet_and_containerd_are_killed_and_come_back() -> Result<()> {
+fn pods_survive_kills_of_kubelet_and_containerd() -> Result<()> {
     // Of its own: pods of other tests would notice.
     let cluster = Cluster::of(Node::start(&Options::default())?);
     let node = cluster.node().context("a node")?;
@@ -217,7 +217,7 @@ fn pods_go_on_while_kubelet_and_containerd_are_killed_and_come_back() -> Result<
 }
 
 #[test]
-fn pods_come_back_after_a_power_cut_and_what_was_in_memory_does_not() -> Result<()> {
+fn after_a_power_cut_pods_return_and_memory_is_gone() -> Result<()> {
     let mut node = Node::start(&Options::default())?;
     let touch = |node: &Node, file: &str| -> Result<()> {
         ensure!(node.command("touch")?.arg(file).status()?.success(), "touch {file}");

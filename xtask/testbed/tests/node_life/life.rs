@@ -98,7 +98,7 @@ fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
 }
 
 #[test]
-fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced() -> Result<()> {
+fn pods_survive_kills_of_every_program_and_new_node_proxies() -> Result<()> {
     let cluster = mesh::alone()?;
     let node = cluster.node().context("a node")?;
     cluster.case("killed", |space| {
@@ -255,7 +255,7 @@ fn cut_and_look(cluster: &mut Cluster) -> Result<()> {
 }
 
 #[test]
-fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left() -> Result<()> {
+fn after_removal_operators_work_directly_and_nothing_is_left() -> Result<()> {
     let cluster = mesh::alone()?;
     cluster.case("removed", |by_node| {
         cluster.case("removed-inside", |inside| {

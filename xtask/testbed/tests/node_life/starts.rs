@@ -126,7 +126,7 @@ fn none(space: Space<'_>) -> Result<()> {
 }
 
 #[test]
-fn pods_start_while_the_nodes_proxy_comes_late_is_killed_and_is_updated() -> Result<()> {
+fn pods_start_while_the_node_proxy_is_late_killed_or_updated() -> Result<()> {
     let cluster = mesh::alone()?;
     let faults: [(&str, Fault, Restarts); 3] = [
         ("late", before_the_proxy, none),

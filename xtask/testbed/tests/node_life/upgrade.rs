@@ -201,8 +201,7 @@ fn did_what_they_may(cluster: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_rolled_back()
--> Result<()> {
+fn updates_and_rollbacks_of_node_proxies_have_no_gap() -> Result<()> {
     let cluster = mesh::alone()?;
     for archive in images::build(&[Image::Kubectl], true)? {
         cluster.node().context("a node")?.load(&archive)?;

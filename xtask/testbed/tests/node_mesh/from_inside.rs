@@ -40,7 +40,7 @@ fn endpoint(cluster: &Cluster) -> Result<(String, u64)> {
 }
 
 #[test]
-fn who_dials_an_endpoint_of_the_api_server_sees_no_more_than_who_dials_its_service() -> Result<()> {
+fn dialling_an_api_server_endpoint_shows_no_more() -> Result<()> {
     let _others = read(&EVERYBODYS);
     let cluster = mesh::shared();
     with_kubectl(cluster)?;
@@ -65,7 +65,7 @@ fn who_dials_an_endpoint_of_the_api_server_sees_no_more_than_who_dials_its_servi
 }
 
 #[test]
-fn one_can_look_into_pods_and_reach_their_ports_from_within_an_enrolled_one() -> Result<()> {
+fn exec_logs_and_port_forward_work_from_an_enrolled_pod() -> Result<()> {
     let _others = read(&EVERYBODYS);
     let cluster = mesh::shared();
     with_kubectl(cluster)?;

@@ -37,7 +37,7 @@ fn start_many(space: Space<'_>, mut look: impl FnMut(&[Value]) -> Result<()>) ->
 }
 
 #[test]
-fn no_pod_is_restarted_and_no_request_passes_the_proxy_however_often_one_starts() -> Result<()> {
+fn pods_start_again_and_again_without_restart_or_bypass() -> Result<()> {
     let _others = read(&EVERYBODYS);
     mesh::shared().case("starts", |space| {
         let mut past = Past::from_now(space)?;
@@ -75,7 +75,7 @@ fn pods_that_are_not_enrolled_start_as_often_to_compare_with() -> Result<()> {
 }
 
 #[test]
-fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()> {
+fn sixty_pods_at_once_are_all_served_and_released() -> Result<()> {
     // They take the whole machine.
     let _alone = write(&EVERYBODYS);
     mesh::shared().case("sixty", |space| {
@@ -178,7 +178,7 @@ fn said_by(space: Space<'_>, proxy: &str, arguments: &[&str]) -> Result<String> 
 }
 
 #[test]
-fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> Result<()> {
+fn a_pod_that_is_not_enrolled_sees_everything() -> Result<()> {
     let _alone = write(&EVERYBODYS);
     mesh::shared().case("beside", |space| {
         operator::deploy(space, PLAIN)?;
@@ -298,22 +298,22 @@ fn the_sidecar_ends_last(space: Space<'_>, pod: &Value) -> Result<()> {
 }
 
 #[test]
-fn an_operator_works_with_a_proxy_inside_its_pod_that_variables_name() -> Result<()> {
+fn an_operator_works_with_a_sidecar_by_variables() -> Result<()> {
     works_with("env", &[("interception", "env")], true)
 }
 
 #[test]
-fn an_operator_works_with_a_proxy_inside_its_pod_that_a_kubeconfig_names() -> Result<()> {
+fn an_operator_works_with_a_sidecar_by_kubeconfig() -> Result<()> {
     works_with("kubeconfig", &[("interception", "kubeconfig")], true)
 }
 
 #[test]
-fn an_operator_works_with_a_proxy_inside_its_pod_that_the_kernel_sends_to() -> Result<()> {
+fn an_operator_works_with_a_sidecar_by_ebpf() -> Result<()> {
     works_with("ebpf-inside", &[("sidecar", "true")], true)
 }
 
 #[test]
-fn a_client_that_dials_the_services_name_is_served_by_the_proxy_inside() -> Result<()> {
+fn a_client_that_dials_the_service_name_reaches_the_sidecar() -> Result<()> {
     mesh::shared().case("by-name", |space| {
         operator::deploy(space, OperatorSpec { replicas: 0, ..PLAIN })?;
         operator::own(space, "mine")?;

@@ -176,7 +176,7 @@ async fn may(client: &Client, kinds: &Kinds, account: &str, question: &str) -> R
 }
 
 #[tokio::test]
-async fn our_accounts_may_do_what_they_need_and_what_they_do_not_need_they_may_not() -> Result<()> {
+async fn our_accounts_have_the_rights_that_they_need_and_no_more() -> Result<()> {
     let cluster = mesh::shared();
     let client = cluster.client().await?;
     let kinds = retry(|| kinds(&client)).await?;
@@ -232,7 +232,7 @@ fn flow(cluster: &Cluster, account: &str) -> Result<String> {
 }
 
 #[test]
-fn labels_are_put_right_by_requests_that_the_api_server_can_let_wait() -> Result<()> {
+fn labels_are_repaired_at_low_priority() -> Result<()> {
     let cluster = mesh::shared();
     ensure!(flow(cluster, "ctrlmesh-manager")? == "ctrlmesh-manager");
     ensure!(flow(cluster, "ctrlmesh-manager-background")? == "ctrlmesh-repair");

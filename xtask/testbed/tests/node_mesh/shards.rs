@@ -43,8 +43,7 @@ fn writers(requests: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn each_replica_of_an_enrolled_operator_works_on_its_own_share_and_none_passes_the_proxy()
--> Result<()> {
+fn enrolled_replicas_work_on_their_own_shares_only() -> Result<()> {
     let _alone = write(&EVERYBODYS);
     let cluster = mesh::shared();
     cluster.explained(&format!("shards-{}", std::process::id()), works_in_shards(cluster))

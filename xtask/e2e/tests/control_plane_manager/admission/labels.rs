@@ -41,8 +41,7 @@ fn has(object: &impl kube::ResourceExt, wanted: &BTreeMap<String, String>) -> Re
 }
 
 #[tokio::test]
-async fn what_was_there_before_is_labelled_and_labels_that_are_taken_away_are_put_back()
--> Result<()> {
+async fn existing_objects_are_labelled_and_removed_labels_restored() -> Result<()> {
     let client = managed().await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
     retry(|| async { has(&maps.get("early").await?, &wanted("default")) }).await?;
@@ -95,7 +94,7 @@ async fn the_api_server_itself_labels_what_is_created() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_has_no_namespace_to_copy_from_is_labelled_before_anybody_sees_it() -> Result<()> {
+async fn namespaces_and_cluster_objects_are_labelled_at_admission() -> Result<()> {
     let client = managed().await?;
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -262,8 +261,7 @@ async fn relent(client: &Client) -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_labelled_is_said_and_does_not_have_its_kind_listed_again()
--> Result<()> {
+async fn an_object_that_cannot_be_labelled_is_reported_once() -> Result<()> {
     let client = managed().await?;
     let objects = stubborn(&client).await?;
     let object = |name: &str| {

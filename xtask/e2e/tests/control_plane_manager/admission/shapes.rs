@@ -1,4 +1,4 @@
-//! What comes of pods that are not as most are, and of the rarer kinds, by way of the real API server.
+//! Admission of unusual pods and of rarer kinds, by a real API server.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ async fn a_pod_that_mounts_no_token_is_given_none() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_container_dials_the_proxy_whatever_it_was_told_and_whenever_it_runs() -> Result<()> {
+async fn every_container_dials_the_proxy_init_containers_too() -> Result<()> {
     let client = managed().await?;
     let elsewhere = json!([{"name": "KUBERNETES_SERVICE_HOST", "value": "elsewhere"}, {"name": "MINE", "value": "stays"}]);
     let spec = json!({
@@ -99,8 +99,7 @@ async fn of_each_shard(pods: &Api<Pod>) -> Result<BTreeMap<String, usize>> {
 }
 
 #[tokio::test]
-async fn pods_of_a_deployment_are_shared_out_as_they_come_and_a_rollout_leaves_each_shard_its_own()
--> Result<()> {
+async fn deployment_pods_get_shards_and_a_rollout_keeps_each_filled() -> Result<()> {
     let client = managed().await?;
     let namespace = PLANE.namespace("deployment").await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);

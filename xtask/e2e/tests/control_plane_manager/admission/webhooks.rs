@@ -187,8 +187,7 @@ async fn a_pod_gets_its_shard_and_trusts_the_mesh_before_it_is_stored() -> Resul
 }
 
 #[tokio::test]
-async fn what_the_configurations_never_ask_about_is_left_alone_by_whomever_it_is_asked()
--> Result<()> {
+async fn exempt_objects_are_left_alone_whoever_asks() -> Result<()> {
     let client = managed().await?;
     // The test's own configuration asks about all namespaces.
     for namespace in ["kube-system", NAMESPACE] {

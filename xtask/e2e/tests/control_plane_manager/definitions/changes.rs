@@ -1,4 +1,4 @@
-//! What may become of a resource that is there.
+//! Which changes of an existing resource are allowed.
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;

@@ -1,4 +1,4 @@
-//! `validate -f` says of a manifest what a real API server says of it.
+//! `ctrlmesh validate` and a real API server agree on manifests.
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_manager::rules::validate;

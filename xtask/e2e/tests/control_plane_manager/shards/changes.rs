@@ -75,7 +75,7 @@ async fn a_root_that_is_switched_off_leaves_its_shards_to_others() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_deployments_pods_have_a_shard_each_before_and_after_a_rollout() -> Result<()> {
+async fn a_deployments_pods_have_a_shard_each_also_after_a_rollout() -> Result<()> {
     let place = Place::new("deployment").await?;
     let mut rule = auto(3, 1);
     rule["targetDeployment"] = json!("op");
