@@ -246,7 +246,7 @@ impl<'b> Document<'b> {
         applied.map(Cow::Owned).ok_or(self.encoding.malformed())
     }
 
-    /// The apiVersion and kind in a protobuf envelope.
+    /// The `apiVersion` and kind in a protobuf envelope.
     pub(super) fn type_meta(self) -> Result<Option<Node>, DocumentError> {
         let at = protobuf::unprefixed(self.body, 0..self.body.len());
         let at = at.ok_or(self.encoding.malformed())?;
@@ -334,7 +334,7 @@ pub(super) fn is_list(type_meta: &[u8]) -> bool {
     kind.is_some_and(|kind| type_meta[kind].ends_with(b"List"))
 }
 
-/// A JSON or CBOR map with apiVersion and kind added.
+/// A JSON or CBOR map with `apiVersion` and kind added.
 pub(super) fn with_type_meta(
     map: &[u8],
     encoding: Encoding,

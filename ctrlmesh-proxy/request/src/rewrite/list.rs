@@ -158,7 +158,7 @@ fn object(document: Document<'_>, item: &Node, missing: Option<&Kind>) -> Vec<u8
     }
 }
 
-/// The apiVersion and kind of a list or an item.
+/// The `apiVersion` and kind of a list or an item.
 fn kind_of(document: Document<'_>, node: &Node) -> Result<Option<Kind>, DocumentError> {
     let holder = match document.encoding {
         Encoding::Protobuf => document.type_meta()?,

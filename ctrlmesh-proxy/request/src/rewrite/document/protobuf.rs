@@ -86,7 +86,7 @@ pub(in crate::rewrite) fn field(number: u32, payload: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A body: a message in an envelope with its apiVersion and kind.
+/// A body: a message in an envelope with its `apiVersion` and kind.
 pub(in crate::rewrite) fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let type_meta = [field(1, api_version.as_bytes()), field(2, kind.as_bytes())].concat();
     // Content encoding and content type follow, empty, as the API server writes them.
