@@ -13,9 +13,9 @@ fn setup() -> Command {
     xtask("setup")
 }
 
-fn xtask(wish: &str) -> Command {
+fn xtask(subcommand: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.arg(wish);
+    command.arg(subcommand);
     command
 }
 

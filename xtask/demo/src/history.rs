@@ -220,8 +220,8 @@ fn returned(turns: &[(Timestamp, String)]) -> impl Iterator<Item = &str> {
 }
 
 impl ListOrWatch {
-    /// Whether the object with these labels in `namespace` is among what was asked for; what cannot be read is
-    /// everything, so that no doubt helps us.
+    /// Whether the object with these labels in `namespace` is among what was asked for. A selector that cannot be
+    /// read counts as everything.
     pub fn covers(&self, namespace: &str, labels: &Labels) -> bool {
         let near = self.namespace.is_empty() || self.namespace == namespace;
         near && self.selector.as_ref().is_none_or(|selector| selector.matches(labels))

@@ -1,7 +1,7 @@
 //! Tells Leases that are held from Leases that have expired.
 //!
-//! Judged as candidates for a lock judge it (client-go `tools/leaderelection/leaderelection.go`, `isLeaseValid`): by
-//! the time that has passed here since a renewal was first seen, so that no clock has to agree with another.
+//! A Lease expires as for client-go's candidates (`tools/leaderelection/leaderelection.go`, `isLeaseValid`): by the
+//! time that has passed here since its last renewal was first seen. So no two clocks have to agree.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

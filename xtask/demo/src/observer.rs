@@ -41,13 +41,13 @@ pub struct Observer {
 struct Shared {
     api: Arc<Api>,
     operator: Operator,
-    seen: Mutex<Seen>,
+    seen: Mutex<Observations>,
     over: AtomicBool,
 }
 
 /// What has been seen.
 #[derive(Debug, Default)]
-struct Seen {
+struct Observations {
     history: AuditHistory,
     world: World,
     /// Reconciles a second, by pod.
@@ -86,7 +86,7 @@ impl Observer {
     /// Watches `operator`, where the API server writes its audit log to `log`.
     pub fn start(api: Arc<Api>, operator: Operator, log: PathBuf) -> Self {
         let history = AuditHistory::of(operator.namespace, operator.name);
-        let seen = Mutex::new(Seen { history, ..Seen::default() });
+        let seen = Mutex::new(Observations { history, ..Observations::default() });
         let shared = Arc::new(Shared { api, operator, seen, over: AtomicBool::new(false) });
         let thread = thread::spawn({
             let shared = shared.clone();
@@ -176,7 +176,12 @@ impl Observer {
         }
     }
 
-    fn wait(&self, what: &str, within: Duration, wanted: impl Fn(&Seen) -> bool) -> Result<()> {
+    fn wait(
+        &self,
+        what: &str,
+        within: Duration,
+        wanted: impl Fn(&Observations) -> bool,
+    ) -> Result<()> {
         let deadline = Instant::now() + within;
         while !wanted(&self.shared.seen()) {
             if Instant::now() > deadline {
@@ -199,7 +204,7 @@ impl Drop for Observer {
     }
 }
 
-impl Seen {
+impl Observations {
     fn sample(&mut self) {
         let at = Timestamp::now();
         let Table { unowned, twice, objects, .. } = self.world.table(&self.history, &(at..at));
@@ -210,7 +215,7 @@ impl Seen {
 }
 
 impl Shared {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Observations> {
         lock(&self.seen)
     }
 

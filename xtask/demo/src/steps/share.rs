@@ -173,7 +173,7 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
     let before_it = steady_until_written(environment, start)?;
     let (changed_at, clock) = (Timestamp::now(), Instant::now());
     environment.shard(new, &rule(new))?;
-    let known = Known::default();
+    let known = AcknowledgedEpoch::default();
     environment.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
         let replica = table.replicas.get(&first);
         let has_it = replica.is_some_and(|one| one.namespaces == had + moving);
@@ -223,11 +223,11 @@ fn by_both(environment: &Environment, span: &Span, acknowledged: Timestamp) -> R
     })
 }
 
-/// Since when every proxy knows the epoch that there is: one change of the rule may be several epochs.
+/// Since when every proxy has acknowledged the present epoch. One change of the rule may cause several epochs.
 #[derive(Debug, Default)]
-struct Known(Cell<Option<(i64, Timestamp, Instant)>>);
+struct AcknowledgedEpoch(Cell<Option<(i64, Timestamp, Instant)>>);
 
-impl Known {
+impl AcknowledgedEpoch {
     /// Looks; gives the epoch that all know, if all know one.
     fn look(&self, table: &Table) -> Option<i64> {
         let epoch = table.epoch.filter(|_| table.is_acknowledged())?;

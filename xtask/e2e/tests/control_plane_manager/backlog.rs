@@ -1,4 +1,4 @@
-//! What is new does not wait until everything that was there before is labelled.
+//! New objects are labelled while existing ones still wait.
 
 use crate::harness;
 use crate::harness::running::Manager;

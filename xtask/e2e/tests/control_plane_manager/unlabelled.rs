@@ -1,4 +1,4 @@
-//! What is listed and cannot be labelled is said, whatever the reason: it belongs to nobody.
+//! Listed kinds that cannot be labelled are reported, with the reason.
 
 use crate::harness;
 use crate::harness::running::Manager;

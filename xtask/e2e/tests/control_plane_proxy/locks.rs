@@ -1,4 +1,4 @@
-//! What a client is told of locks that the API server holds for several shards, and what it is told at a change.
+//! Reads and watches of leader-election locks of several shards, also across a policy change.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a client reads through the proxy is, byte for byte, what the API server itself would say of its share.
+//! Reads through the proxy are the API server's own bytes, restricted to the share.
 
 use std::fs;
 

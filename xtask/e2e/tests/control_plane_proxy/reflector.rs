@@ -21,12 +21,12 @@ use crate::harness::{soon, until};
 /// A reflector, and what it saw besides its store.
 struct Reflector {
     store: Store<ConfigMap>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<ReflectorLog>>,
     task: tokio::task::JoinHandle<()>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct ReflectorLog {
     /// How often it listed.
     lists: usize,
     /// The newest version of each object, by UID.
@@ -41,7 +41,7 @@ impl Reflector {
     async fn start(bed: &Bed, proxy: &Proxy, config: watcher::Config) -> Self {
         let api = Api::namespaced(client(bed, proxy).await, &bed.namespace);
         let (store, mut writer) = store();
-        let seen = Arc::<Mutex<Seen>>::default();
+        let seen = Arc::<Mutex<ReflectorLog>>::default();
         let record = seen.clone();
         let task = tokio::spawn(async move {
             let mut events = Box::pin(watcher(api, config));
@@ -73,7 +73,7 @@ impl Drop for Reflector {
     }
 }
 
-impl Seen {
+impl ReflectorLog {
     fn note(&mut self, event: &Event<ConfigMap>) {
         let object = match event {
             Event::Init => return self.lists += 1,

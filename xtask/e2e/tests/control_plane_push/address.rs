@@ -1,4 +1,4 @@
-//! Proxies find the manager again that is not where they were told when they began.
+//! Proxies find the manager at a new address.
 
 use std::net::{IpAddr, Ipv4Addr};
 

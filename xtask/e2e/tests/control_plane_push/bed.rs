@@ -47,7 +47,7 @@ use tokio::time;
 use tokio_rustls::TlsAcceptor;
 use tonic::Status;
 
-use crate::process::Place;
+use crate::process::ProxySettings;
 use crate::stream::Stream;
 use crate::token::{self, TestPod};
 
@@ -181,8 +181,8 @@ impl Bed {
         self.folder.path().join(name)
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place {
+    pub(crate) fn settings(&self) -> ProxySettings {
+        ProxySettings {
             url: self.plane.url().to_owned(),
             ca: self.plane.ca().to_owned(),
             manager: self.address,

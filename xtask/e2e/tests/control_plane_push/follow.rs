@@ -18,7 +18,7 @@ use tonic::Code;
 use crate::bed::{
     AUDIENCE, Bed, eventually, inside, notices_of, of_node, of_pod, policy, soon, until,
 };
-use crate::process::{Place, Sidecar};
+use crate::process::{ProxySettings, Sidecar};
 use crate::token::{self, TestPod};
 
 const API: &str = "https://kubernetes.default.svc";
@@ -26,12 +26,12 @@ const API: &str = "https://kubernetes.default.svc";
 /// A client as an operator is one: it believes the mesh's authority only.
 pub(crate) async fn operator(
     admin: &Client,
-    place: &Place,
+    settings: &ProxySettings,
     pod: &TestPod,
     sidecar: &Sidecar,
 ) -> Client {
     let mut config = Config::new(format!("https://{}", sidecar.address).parse().unwrap());
-    let mesh = CertificateDer::pem_file_iter(place.folder.join("mesh.crt")).unwrap();
+    let mesh = CertificateDer::pem_file_iter(settings.folder.join("mesh.crt")).unwrap();
     config.root_cert = Some(mesh.map(|one| one.unwrap().to_vec()).collect());
     config.auth_info.token = Some(pod.token(admin, API).await.into());
     Client::try_from(config).unwrap()
@@ -87,11 +87,11 @@ async fn proxies_go_on_and_start_without_the_manager() {
     let mut sidecars = Vec::new();
     for pod in &pods {
         let token = pod.token(&bed.client, AUDIENCE).await;
-        sidecars.push(Sidecar::start(&bed.place(), pod, &token).await);
+        sidecars.push(Sidecar::start(&bed.settings(), pod, &token).await);
     }
     let mut clients = Vec::new();
     for (pod, sidecar) in pods.iter().zip(&sidecars) {
-        clients.push(operator(&bed.client, &bed.place(), pod, sidecar).await);
+        clients.push(operator(&bed.client, &bed.settings(), pod, sidecar).await);
     }
     until_sees(&clients[0], &bed.namespace, &["c0", "c1"]).await;
     until_sees(&clients[1], &bed.namespace, &["c2", "c3"]).await;
@@ -109,9 +109,9 @@ async fn proxies_go_on_and_start_without_the_manager() {
     until_sees(&clients[0], &bed.namespace, &["c0"]).await;
     for (pod, sidecar) in pods.iter().zip(&mut sidecars) {
         sidecar.kill();
-        *sidecar = Sidecar::start_again(&bed.place(), pod).await;
+        *sidecar = Sidecar::start_again(&bed.settings(), pod).await;
     }
-    let restarted = operator(&bed.client, &bed.place(), &pods[1], &sidecars[1]).await;
+    let restarted = operator(&bed.client, &bed.settings(), &pods[1], &sidecars[1]).await;
     until_sees(&restarted, &bed.namespace, &["c1", "c2", "c3"]).await;
     assert!(sidecars[1].metric("ctrlmesh_proxy_manager_connected").await < 1.0);
 
@@ -130,17 +130,17 @@ async fn a_proxy_with_a_broken_file_waits_for_the_manager() {
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", inside(policy(1, "slot=0")))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
-    let mut sidecar = Sidecar::start(&bed.place(), &pod, &token).await;
+    let mut sidecar = Sidecar::start(&bed.settings(), &pod, &token).await;
     // It serves before it has written the file, and says so afterwards.
     until("its verdict", || bed.receipt(&pod).is_some_and(|one| one.epoch == 1)).await;
     sidecar.kill();
     bed.stop().await;
-    let state = bed.place().state(&pod);
+    let state = bed.settings().state(&pod);
     let mut broken = fs::read(state.join("policies")).unwrap();
     let last = broken.len() - 3;
     broken[last] ^= 1;
     fs::write(state.join("policies"), &broken).unwrap();
-    let mut waiting = Sidecar::begin(&bed.place(), &pod);
+    let mut waiting = Sidecar::begin(&bed.settings(), &pod);
     soon("the file to be set aside", waiting.until_logged("is not believed")).await;
     soon("the manager to be missed", waiting.until_logged("the manager is away")).await;
     assert_eq!(fs::read(state.join("policies.broken")).unwrap(), broken);
@@ -158,7 +158,7 @@ async fn a_refused_policy_is_reported_and_the_last_one_stays() {
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", inside(policy(1, "slot=0")))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
-    let sidecar = Sidecar::start(&bed.place(), &pod, &token).await;
+    let sidecar = Sidecar::start(&bed.settings(), &pod, &token).await;
     let mut wrong = inside(policy(2, "slot=1"));
     wrong.lock =
         Some(Lock { namespace: "ns".into(), name: "NOT A NAME".into(), shard: "s".into() });

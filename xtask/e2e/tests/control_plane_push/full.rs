@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
-use crate::process::{Place, Replica, Sidecar};
+use crate::process::{ProxySettings, Replica, Sidecar};
 use crate::token::{self, TestPod};
 
 /// Where the manager is.
@@ -117,14 +117,14 @@ async fn programmed(client: &Client) -> Option<()> {
     (newest && programmed.status == "True" && programmed.message == said).then_some(())
 }
 
-pub(crate) async fn believed(client: &Client, place: &Place) {
+pub(crate) async fn believed(client: &Client, settings: &ProxySettings) {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
     let data = eventually("the authorities", async || {
         maps.get_opt("ctrlmesh-root-ca").await.unwrap()?.data
     })
     .await;
-    fs::write(place.folder.join("manager.crt"), &data["manager-ca.crt"]).unwrap();
-    fs::write(place.folder.join("mesh.crt"), &data["ca.crt"]).unwrap();
+    fs::write(settings.folder.join("manager.crt"), &data["manager-ca.crt"]).unwrap();
+    fs::write(settings.folder.join("mesh.crt"), &data["ca.crt"]).unwrap();
 }
 
 /// The pods of two operators, and where their proxies are, who believe the manager.
@@ -133,30 +133,30 @@ pub(crate) async fn enrolled(
     client: &Client,
     replica: &Replica,
     folder: &TempDir,
-) -> (Place, [TestPod; 2]) {
+) -> (ProxySettings, [TestPod; 2]) {
     let pods = [
         token::pod_with_proxy(client, OPERATOR, "op-0").await,
         token::pod_with_proxy(client, OPERATOR, "op-1").await,
     ];
-    let place = Place {
+    let settings = ProxySettings {
         url: cluster.url().to_owned(),
         ca: cluster.ca().to_owned(),
         manager: replica.grpc,
         folder: folder.path().to_owned(),
     };
-    believed(client, &place).await;
-    (place, pods)
+    believed(client, &settings).await;
+    (settings, pods)
 }
 
 /// A proxy for each pod, and a client through it.
 pub(crate) async fn proxies(
     client: &Client,
-    place: &Place,
+    settings: &ProxySettings,
     pods: &[TestPod; 2],
 ) -> ([Sidecar; 2], [Client; 2]) {
     let start = async |pod: &TestPod| {
-        let sidecar = Sidecar::start(place, pod, &pod.token(client, AUDIENCE).await).await;
-        let through = operator(client, place, pod, &sidecar).await;
+        let sidecar = Sidecar::start(settings, pod, &pod.token(client, AUDIENCE).await).await;
+        let through = operator(client, settings, pod, &sidecar).await;
         (sidecar, through)
     };
     let (one, two) = (start(&pods[0]).await, start(&pods[1]).await);
@@ -172,8 +172,8 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let mut replica = Replica::start(&cluster, SYSTEM, &[]).await;
     replica.until_ready().await;
     divide(&client, 2, None).await;
-    let (place, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-    let (mut sidecars, clients) = proxies(&client, &place, &pods).await;
+    let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
+    let (mut sidecars, clients) = proxies(&client, &settings, &pods).await;
     parted(&clients, |_, _| true).await;
 
     divide(&client, 1, Some(json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
@@ -186,7 +186,7 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     for sidecar in &mut sidecars {
         sidecar.kill();
     }
-    let (sidecars, clients) = proxies(&client, &place, &pods).await;
+    let (sidecars, clients) = proxies(&client, &settings, &pods).await;
     parted(&clients, |one, _| *one == canary).await;
 
     let address = replica.grpc.to_string();

@@ -34,9 +34,9 @@ pub(crate) struct Sidecar {
     admin: SocketAddr,
 }
 
-/// What proxies are told of the world; their files are in the folder.
+/// What a proxy needs to start: the API server, the manager, and the folder of its files.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ProxySettings {
     pub(crate) url: String,
     pub(crate) ca: PathBuf,
     pub(crate) manager: SocketAddr,
@@ -126,7 +126,7 @@ impl Drop for Program {
     }
 }
 
-impl Place {
+impl ProxySettings {
     fn token(&self, pod: &TestPod) -> PathBuf {
         self.folder.join(format!("token-{}", pod.name))
     }
@@ -139,18 +139,18 @@ impl Place {
 
 impl Sidecar {
     /// Starts one, with a token, and waits until it serves.
-    pub(crate) async fn start(place: &Place, pod: &TestPod, token: &str) -> Self {
-        fs::write(place.token(pod), token).unwrap();
-        Self::start_again(place, pod).await
+    pub(crate) async fn start(settings: &ProxySettings, pod: &TestPod, token: &str) -> Self {
+        fs::write(settings.token(pod), token).unwrap();
+        Self::start_again(settings, pod).await
     }
 
     /// The same again.
-    pub(crate) async fn start_again(place: &Place, pod: &TestPod) -> Self {
-        soon("a proxy to serve", Self::begin(place, pod).ready()).await
+    pub(crate) async fn start_again(settings: &ProxySettings, pod: &TestPod) -> Self {
+        soon("a proxy to serve", Self::begin(settings, pod).ready()).await
     }
 
     /// Starts one that may not serve yet.
-    pub(crate) fn begin(place: &Place, pod: &TestPod) -> Program {
+    pub(crate) fn begin(settings: &ProxySettings, pod: &TestPod) -> Program {
         let mut command = Command::new(env!("CARGO_BIN_EXE_e2e-proxy"));
         command.arg("sidecar");
         for (name, value) in [
@@ -158,13 +158,13 @@ impl Sidecar {
             ("ADMIN_LISTEN", "127.0.0.1:0".to_owned()),
             ("LOG_FORMAT", "json".to_owned()),
             ("THREADS", "1".to_owned()),
-            ("UPSTREAM", place.url.clone()),
-            ("UPSTREAM_CA", place.ca.display().to_string()),
+            ("UPSTREAM", settings.url.clone()),
+            ("UPSTREAM_CA", settings.ca.display().to_string()),
             ("POD", format!("{}/{}", pod.namespace, pod.name)),
-            ("MANAGER", place.manager.to_string()),
-            ("MANAGER_CA", place.folder.join("manager.crt").display().to_string()),
-            ("TOKEN", place.token(pod).display().to_string()),
-            ("STATE_DIR", place.state(pod).display().to_string()),
+            ("MANAGER", settings.manager.to_string()),
+            ("MANAGER_CA", settings.folder.join("manager.crt").display().to_string()),
+            ("TOKEN", settings.token(pod).display().to_string()),
+            ("STATE_DIR", settings.state(pod).display().to_string()),
         ] {
             command.env(format!("CTRLMESH_PROXY_{name}"), value);
         }

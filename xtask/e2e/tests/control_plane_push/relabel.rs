@@ -31,14 +31,14 @@ const KEY: &str = "example.com/slot";
 
 const SPACE: &str = "example.com/space";
 
-/// What the managers are told for these.
-const TOLD: [&str; 4] = ["--label-sharding-hash", KEY, "--label-namespace", SPACE];
+/// The flags of managers that label by these keys.
+const LABEL_FLAGS: [&str; 4] = ["--label-sharding-hash", KEY, "--label-namespace", SPACE];
 
 type Name = (String, String);
 
 /// What two operators hold, each by its own watch.
 #[derive(Clone, Default)]
-struct Held(Arc<Mutex<State>>);
+struct WatchedObjects(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -47,7 +47,7 @@ struct State {
     wrong: Vec<String>,
 }
 
-impl Held {
+impl WatchedObjects {
     /// Follows what `client` is shown, as the operator number `at`.
     fn follow(&self, at: usize, client: &Client) {
         let (this, maps) = (self.clone(), Api::<ConfigMap>::all(client.clone()));
@@ -158,7 +158,7 @@ async fn epoch(client: &Client) -> i64 {
 struct Bed {
     cluster: ControlPlane,
     client: Client,
-    held: Held,
+    held: WatchedObjects,
     grpc: String,
     _folder: TempDir,
     _sidecars: [Sidecar; 2],
@@ -176,9 +176,9 @@ impl Bed {
         let replica = Replica::start(&cluster, SYSTEM, &["--label-rate", "1000"]).await;
         replica.until_ready().await;
         divide(&client, 2, None).await;
-        let (place, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-        let (sidecars, clients) = proxies(&client, &place, &pods).await;
-        let held = Held::default();
+        let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
+        let (sidecars, clients) = proxies(&client, &settings, &pods).await;
+        let held = WatchedObjects::default();
         clients.iter().enumerate().for_each(|(at, client)| held.follow(at, client));
         let all = TEAMS.len() * EACH;
         eventually("each object to be held by one", async || held.is_parted(all)).await;
@@ -204,7 +204,7 @@ async fn new_keys_replace_old_ones_and_no_object_leaves_its_shard() {
     let first = epoch(client).await;
     before.program().kill();
     // So slowly that one can look on.
-    let mut slow = bed.manager(&[&TOLD[..], &["--label-rate", "40"]].concat()).await;
+    let mut slow = bed.manager(&[&LABEL_FLAGS[..], &["--label-rate", "40"]].concat()).await;
     eventually("some to have both", async || (labelled(client, KEY).await? > EACH).then_some(()))
         .await;
     // What comes while the manager is away has both all the same, and nobody is asked for the next ones yet.
@@ -220,7 +220,7 @@ async fn new_keys_replace_old_ones_and_no_object_leaves_its_shard() {
     eventually("the new ones to be held", async || bed.held.is_parted(all)).await;
     assert_eq!(epoch(client).await, first);
 
-    let after = bed.manager(&[&TOLD[..], &["--label-rate", "400"]].concat()).await;
+    let after = bed.manager(&[&LABEL_FLAGS[..], &["--label-rate", "400"]].concat()).await;
     until_settled(client, KEY, "fnv1a").await;
     assert_eq!(labelled(client, KEY).await, Some(all));
     for key in [label::SHARDING_HASH, label::NAMESPACE] {

@@ -1,4 +1,4 @@
-//! What the managers are granted is what they ask for: by the API server's own log.
+//! The managers' roles grant exactly what the managers request, by the audit log.
 
 use std::collections::BTreeSet;
 use std::fs;

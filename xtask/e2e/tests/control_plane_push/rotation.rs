@@ -16,7 +16,7 @@ use tokio::time;
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
 use crate::full::{OPERATOR, SYSTEM, TEAMS, divide, enrolled, seen, world};
-use crate::process::{Place, Replica, Sidecar};
+use crate::process::{ProxySettings, Replica, Sidecar};
 use crate::replicas::presented;
 use crate::token::TestPod;
 
@@ -27,9 +27,9 @@ const LIFE: &str = "120s";
 const SIGNS: Duration = Duration::from_mins(3);
 
 /// Puts what is believed where proxies read it, as a kubelet does, for as long as the runtime is there.
-fn mount(client: &Client, place: &Place) {
+fn mount(client: &Client, settings: &ProxySettings) {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
-    let folder = place.folder.clone();
+    let folder = settings.folder.clone();
     tokio::spawn(async move {
         loop {
             let map = maps.get_opt("ctrlmesh-root-ca").await.ok().flatten();
@@ -55,13 +55,13 @@ async fn signing(client: &Client) -> Option<[Vec<u8>; 2]> {
 /// Waits until clients that begin now see each object through exactly one of the proxies.
 async fn until_served(
     client: &Client,
-    place: &Place,
+    settings: &ProxySettings,
     pods: &[TestPod; 2],
     sidecars: &[Sidecar; 2],
 ) {
     eventually("new clients to be served", async || {
-        let one = operator(client, place, &pods[0], &sidecars[0]).await;
-        let two = operator(client, place, &pods[1], &sidecars[1]).await;
+        let one = operator(client, settings, &pods[0], &sidecars[0]).await;
+        let two = operator(client, settings, &pods[1], &sidecars[1]).await;
         let [one, two] = [seen(&one).await?, seen(&two).await?];
         (one.is_disjoint(&two) && one.union(&two).count() == TEAMS.len()).then_some(())
     })
@@ -140,7 +140,7 @@ async fn another_signs(client: &Client, before: &[Vec<u8>; 2]) -> [Vec<u8>; 2] {
 /// slow that yet another one signs meanwhile, it is tried with that.
 async fn who_read_it_in_time_believes_what_is_signed_then(
     client: &Client,
-    place: &Place,
+    settings: &ProxySettings,
     pod: &TestPod,
 ) {
     for _ in 0..5 {
@@ -148,12 +148,12 @@ async fn who_read_it_in_time_believes_what_is_signed_then(
         let told = told_in_time(client).await;
         another_signs(client, &before).await;
         // What is kept is presented: it is to have one signed.
-        for path in fs::read_dir(place.state(pod)).unwrap().map(|entry| entry.unwrap().path()) {
+        for path in fs::read_dir(settings.state(pod)).unwrap().map(|entry| entry.unwrap().path()) {
             if path.extension().is_some_and(|extension| extension == "pem") {
                 fs::remove_file(path).unwrap();
             }
         }
-        let sidecar = Sidecar::start_again(place, pod).await;
+        let sidecar = Sidecar::start_again(settings, pod).await;
         let [signs, _] = signing(client).await.unwrap();
         if told.contains(std::str::from_utf8(&signs).unwrap().trim()) {
             let [before, _] = before.map(|pem| String::from_utf8(pem).unwrap());
@@ -180,16 +180,16 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     let first = signing(&client).await.unwrap();
     configure(&client, &replica).await;
     divide(&client, 2, None).await;
-    let (place, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-    mount(&client, &place);
+    let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
+    mount(&client, &settings);
     let start = async |pod: &TestPod| {
-        Sidecar::start(&place, pod, &pod.token(&client, AUDIENCE).await).await
+        Sidecar::start(&settings, pod, &pod.token(&client, AUDIENCE).await).await
     };
     let sidecars = [start(&pods[0]).await, start(&pods[1]).await];
-    until_served(&client, &place, &pods, &sidecars).await;
-    who_read_it_in_time_believes_what_is_signed_then(&client, &place, &pods[0]).await;
+    until_served(&client, &settings, &pods, &sidecars).await;
+    who_read_it_in_time_believes_what_is_signed_then(&client, &settings, &pods[0]).await;
     another_signs(&client, &first).await;
-    until_served(&client, &place, &pods, &sidecars).await;
+    until_served(&client, &settings, &pods, &sidecars).await;
     the_running_manager_is_of_the_new_one(&client, &replica).await;
     // Who comes back meets a certificate of the new one.
     replica.program().kill();
@@ -203,5 +203,5 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
         .await;
     }
     divide(&client, 1, Some(json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
-    until_served(&client, &place, &pods, &sidecars).await;
+    until_served(&client, &settings, &pods, &sidecars).await;
 }

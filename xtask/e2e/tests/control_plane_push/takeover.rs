@@ -17,7 +17,7 @@ use crate::audit::requests;
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
 use crate::full::{OPERATOR, ROOT, SYSTEM, Teams, believed, divide, parted, world};
-use crate::process::{Place, Replica, Sidecar};
+use crate::process::{ProxySettings, Replica, Sidecar};
 use crate::replicas::leader;
 use crate::token::{self, TestPod};
 
@@ -146,21 +146,21 @@ async fn killed_leaders_lose_nothing_and_do_nothing_twice() {
         token::pod_with_proxy(&client, OPERATOR, "op-0").await,
         token::pod_with_proxy(&client, OPERATOR, "op-1").await,
     ];
-    let place = |at: usize| Place {
+    let settings = |at: usize| ProxySettings {
         url: cluster.url().to_owned(),
         ca: cluster.ca().to_owned(),
         manager: managers.replicas[at].grpc,
         folder: folder.path().to_owned(),
     };
-    believed(&client, &place(0)).await;
-    let start = async |pod: &TestPod, place: Place| {
-        let sidecar = Sidecar::start(&place, pod, &pod.token(&client, AUDIENCE).await).await;
-        let through = operator(&client, &place, pod, &sidecar).await;
+    believed(&client, &settings(0)).await;
+    let start = async |pod: &TestPod, settings: ProxySettings| {
+        let sidecar = Sidecar::start(&settings, pod, &pod.token(&client, AUDIENCE).await).await;
+        let through = operator(&client, &settings, pod, &sidecar).await;
         (sidecar, through)
     };
     // One follows the manager that leads, the other the one that does not.
-    let one = start(&pods[0], place(0)).await;
-    let two = start(&pods[1], place(1)).await;
+    let one = start(&pods[0], settings(0)).await;
+    let two = start(&pods[1], settings(1)).await;
     let clients = [one.1, two.1];
     parted(&clients, |_, _| true).await;
     programmed(&client).await;

@@ -1,4 +1,4 @@
-//! What the webhooks say, and make of pods.
+//! The answers of the webhooks, and the pods that they change.
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{CircuitBreaker, ManagerState, ShardingConfig};

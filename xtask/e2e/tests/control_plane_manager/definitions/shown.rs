@@ -1,4 +1,4 @@
-//! What people see of our resources: what they are called, what is explained, and the columns of a list.
+//! Short names, explanations and printed columns of our resources.
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{ControlPlane, retry};

@@ -73,12 +73,12 @@ async fn manage() -> Result<()> {
 }
 
 /// A namespace, and what is in it.
-pub(crate) struct Place {
+pub(crate) struct TestNamespace {
     pub(crate) client: Client,
     pub(crate) namespace: String,
 }
 
-impl Place {
+impl TestNamespace {
     pub(crate) async fn new(prefix: &str) -> Result<Self> {
         Ok(Self { client: managed().await?, namespace: BED.namespace(prefix).await? })
     }

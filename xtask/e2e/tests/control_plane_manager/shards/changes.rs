@@ -1,4 +1,4 @@
-//! What becomes of shards when their root changes or goes.
+//! Shards follow when their root changes or is deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::bed::*;
 
 #[tokio::test]
 async fn more_shards_than_pods_are_said_until_there_are_enough() -> Result<()> {
-    let place = Place::new("few").await?;
+    let place = TestNamespace::new("few").await?;
     place.stateful_set(1).await?;
     place.root(auto(2, 1)).await?;
     let message = place.until_condition("op-root", "Degraded", "True ShardsWithoutPods").await?;
@@ -33,7 +33,7 @@ async fn more_shards_than_pods_are_said_until_there_are_enough() -> Result<()> {
 
 #[tokio::test]
 async fn a_root_that_is_deleted_takes_its_shards_with_it() -> Result<()> {
-    let place = Place::new("deleted").await?;
+    let place = TestNamespace::new("deleted").await?;
     place.stateful_set(2).await?;
     place.root(auto(2, 1)).await?;
     place.until_shards(&["op-1-normal", "op-2-normal"]).await?;
@@ -48,7 +48,7 @@ async fn a_root_that_is_deleted_takes_its_shards_with_it() -> Result<()> {
 
 #[tokio::test]
 async fn a_root_that_is_switched_off_leaves_its_shards_to_others() -> Result<()> {
-    let place = Place::new("off").await?;
+    let place = TestNamespace::new("off").await?;
     place.stateful_set(2).await?;
     place.root(auto(2, 1)).await?;
     place.until_shards(&["op-1-normal", "op-2-normal"]).await?;
@@ -76,7 +76,7 @@ async fn a_root_that_is_switched_off_leaves_its_shards_to_others() -> Result<()>
 
 #[tokio::test]
 async fn a_deployments_pods_have_a_shard_each_also_after_a_rollout() -> Result<()> {
-    let place = Place::new("deployment").await?;
+    let place = TestNamespace::new("deployment").await?;
     let mut rule = auto(3, 1);
     rule["targetDeployment"] = json!("op");
     place.root(rule).await?;

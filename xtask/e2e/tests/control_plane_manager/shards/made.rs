@@ -19,7 +19,7 @@ use super::bed::*;
 
 #[tokio::test]
 async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
-    let place = Place::new("auto").await?;
+    let place = TestNamespace::new("auto").await?;
     place.stateful_set(3).await?;
     let root = place.root(auto(3, 1)).await?;
     let shards = place.until_shards(&["op-1-normal", "op-2-normal", "op-3-normal"]).await?;
@@ -69,7 +69,7 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
 
 #[tokio::test]
 async fn a_changed_root_changes_its_shards_in_place() -> Result<()> {
-    let place = Place::new("change").await?;
+    let place = TestNamespace::new("change").await?;
     place.stateful_set(3).await?;
     place.root(auto(2, 1)).await?;
     let two = place.until_shards(&["op-1-normal", "op-2-normal"]).await?;
@@ -116,7 +116,7 @@ async fn a_changed_root_changes_its_shards_in_place() -> Result<()> {
 
 #[tokio::test]
 async fn shards_by_hand_have_the_hashes_that_are_written() -> Result<()> {
-    let place = Place::new("manual").await?;
+    let place = TestNamespace::new("manual").await?;
     place.stateful_set(2).await?;
     let numbers =
         |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
@@ -147,7 +147,7 @@ async fn shards_by_hand_have_the_hashes_that_are_written() -> Result<()> {
 
 #[tokio::test]
 async fn what_is_edited_by_hand_is_put_back() -> Result<()> {
-    let place = Place::new("edited").await?;
+    let place = TestNamespace::new("edited").await?;
     place.stateful_set(2).await?;
     place.root(auto(2, 1)).await?;
     let shards = place.until_shards(&["op-1-normal", "op-2-normal"]).await?;
@@ -178,7 +178,7 @@ async fn what_is_edited_by_hand_is_put_back() -> Result<()> {
 
 #[tokio::test]
 async fn a_shard_of_somebody_else_is_not_touched_and_said() -> Result<()> {
-    let place = Place::new("foreign").await?;
+    let place = TestNamespace::new("foreign").await?;
     place.stateful_set(2).await?;
     let foreign: ShardingConfig = serde_json::from_value(json!({
         "metadata": {"name": "op-1-normal"},
