@@ -73,9 +73,8 @@ async fn the_command_and_its_children_dial_the_real_address_and_are_redirected()
     assert_eq!(lines.next(), Some(server.as_str()), "the address is the API server's own");
     let answers: Vec<&str> = lines.collect();
     assert_eq!(answers.len(), 2, "{text} {}", stderr(&output));
-    assert!(
-        answers.iter().all(|line| line.starts_with("200 ") && line.contains("labelSelector=slot"))
-    );
+    let injected = |line: &&str| line.starts_with("200 ") && line.contains("labelSelector=slot");
+    assert!(answers.iter().all(injected), "{text} {}", stderr(&output));
     // One is `run`'s own, and none came past it.
     assert_eq!(bed.upstream.connections(), 3);
     assert_eq!(stderr(&output), "ctrlmesh: 2 requests, 2 injected, 0 refused");

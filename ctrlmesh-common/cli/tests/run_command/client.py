@@ -29,6 +29,11 @@ def connect(cluster, user, bare):
     return http.client.HTTPSConnection(server.hostname, server.port, context=context, timeout=20)
 
 
+def say(*words):
+    """Prints a line by one write, so that clients beside each other do not write into each other's lines."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 def main():
     path, bare, wait, targets = os.environ.get("KUBECONFIG"), False, False, []
     for argument in sys.argv[1:]:
@@ -49,9 +54,9 @@ def main():
             connection = connect(cluster, user, bare)
             connection.request("POST" if body else "GET", target, body or None, headers | kind)
             answer = connection.getresponse()
-            print(answer.status, answer.read().decode(), flush=True)
+            say(answer.status, answer.read().decode())
         except (OSError, http.client.HTTPException) as error:
-            print("error", type(error).__name__, flush=True)
+            say("error", type(error).__name__)
         if wait:
             sys.stdin.readline()
 
