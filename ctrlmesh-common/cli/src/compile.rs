@@ -1,4 +1,4 @@
-//! `compile`: what would each pod's proxy be told?
+//! `compile`: prints the policy of every pod in files.
 
 use std::fs;
 use std::io::{Write as _, stdout};

@@ -1,4 +1,4 @@
-//! `validate`: would our resources in these files be accepted?
+//! `validate`: checks our resources in files as the manager would.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -25,7 +25,7 @@ use crate::interceptor::uninstall::uninstall;
 use crate::pins::Pins;
 use crate::target::{Target, Targets};
 
-/// `ctrlmesh-proxy intercept`
+/// The arguments of `intercept`
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Folder of the pins, on a BPF file system

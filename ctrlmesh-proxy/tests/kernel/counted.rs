@@ -1,4 +1,4 @@
-//! Is whatever happens counted, once and under its own name?
+//! Every outcome is counted once, under its own name.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What happens to connections that the proxy cannot take?
+//! Connections that the proxy cannot take.
 
 use std::io::Write as _;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! What happens when a node holds as much as it can?
+//! Full tables and slots.
 
 use std::os::unix::fs::symlink;
 

@@ -1,4 +1,4 @@
-//! Who gets a webhook call?
+//! Webhook calls reach the proxy or the server.
 
 use std::net::{SocketAddr, TcpStream};
 

@@ -1,4 +1,4 @@
-//! What is left when something was removed, and is it all that should be?
+//! What stays, and what does not, after something was removed.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

@@ -1,4 +1,4 @@
-//! Is a pod the same to those who see the cgroups at another place?
+//! Pods as seen by proxies that mount the cgroups at another place.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Do the client and the proxy see where the connection wanted to go?
+//! The client and the proxy see the original destination.
 
 use std::process::Stdio;
 

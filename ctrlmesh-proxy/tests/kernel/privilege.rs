@@ -1,4 +1,4 @@
-//! How little privilege is enough?
+//! The least privilege that is enough.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

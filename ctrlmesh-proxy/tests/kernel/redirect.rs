@@ -1,4 +1,4 @@
-//! Which connections go to the proxy, and which do not?
+//! Which connections go to the proxy, and which do not.
 
 use std::net::SocketAddr;
 

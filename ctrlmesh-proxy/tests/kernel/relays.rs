@@ -1,4 +1,4 @@
-//! Do relays leave each other alone, and what do they leave behind?
+//! Relays beside each other, and what they leave behind.
 
 use std::process::Stdio;
 

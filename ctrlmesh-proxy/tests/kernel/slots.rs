@@ -1,4 +1,4 @@
-//! Does every slot, index and table mean one thing only, for as long as a connection may ask?
+//! Slots, indices and tables keep their meaning as long as a connection carries them.
 
 use std::net::SocketAddr;
 use std::time::Duration;

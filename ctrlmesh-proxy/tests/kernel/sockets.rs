@@ -1,4 +1,4 @@
-//! Do sockets of unusual kinds get where they should?
+//! Sockets of unusual kinds are redirected, too.
 
 use crate::bed::{Bed, TARGET, TARGET_V6, targets};
 use crate::redirect::{direct, enrolled, redirected};

@@ -1,4 +1,4 @@
-//! Who dials no address in particular gets one of this host's own. Where that is a target, is it redirected?
+//! Connections to the unspecified address, which the kernel gives an address of this host.
 
 use crate::bed::{Bed, Seen, Server, TARGET, TARGET_V6, targets};
 use crate::redirect::{Enrolled, canonical, direct, enrolled, redirected};

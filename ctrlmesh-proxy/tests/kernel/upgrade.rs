@@ -1,4 +1,4 @@
-//! Does interception survive what happens to the proxy and to the loader?
+//! Interception survives the ends and upgrades of proxy and loader.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

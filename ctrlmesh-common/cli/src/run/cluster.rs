@@ -117,7 +117,7 @@ fn server(url: &str) -> Result<Upstream, ClusterError> {
     if path || rest.contains(['?', '#']) {
         return Err(wrong(
             url,
-            "requests below a path cannot be endpoint apart; name the API server itself",
+            "requests below a path cannot be told apart; name the API server itself",
         ));
     }
     let bare = format!("https://{}", rest.trim_end_matches('/'));

@@ -32,7 +32,7 @@ use crate::programs::original::Originals;
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 256;
 
-/// How often the relay heartbeat, looks for new attachments and reads events.
+/// How often the relay sends heartbeats, looks for new attachments and reads events.
 const TICK: Duration = Duration::from_millis(250);
 
 /// How long the relay waits when the system has no room for another connection.

@@ -58,9 +58,9 @@ pub enum ListenerCheck {
 /// How to know that the proxy does not hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// Whose beat; the slot, if none is given.
+    /// The number of the heartbeat; the slot, if none is given.
     pub number: Option<u32>,
-    /// Oldest beat that counts as life.
+    /// Age at which the last heartbeat no longer counts.
     pub max_age: Duration,
 }
 

@@ -276,7 +276,7 @@ impl Register {
         self.silence(before.heartbeat, slot)
     }
 
-    /// Forgets a beat that no other pod is measured by.
+    /// Clears a heartbeat, unless another pod has the same number.
     fn silence(&mut self, number: u32, slot: Slot) -> Result<(), Error> {
         if number >= MAX_PODS {
             return Ok(());

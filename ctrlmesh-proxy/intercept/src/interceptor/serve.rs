@@ -19,7 +19,7 @@ use crate::programs::map;
 use crate::programs::map::Maps;
 use crate::programs::object::Object;
 
-/// Beats of one owner's pods, for a thread of its own.
+/// Sends the heartbeats of one owner's pods, on a thread of its own.
 pub struct HeartbeatWriter(Register);
 
 impl Interceptor {
@@ -65,7 +65,7 @@ impl Interceptor {
         self.register.beat(number)
     }
 
-    /// Beats for the same pods from another thread, which none of this owner's other work holds up.
+    /// Sends heartbeats for the same pods from another thread, which no other work of this owner delays.
     ///
     /// # Errors
     /// If the tables cannot be opened.

@@ -56,9 +56,9 @@ pub struct Attachment {
     pub ipv6: bool,
     /// How it is known that the proxy listens: `listener`, `port` or `none`.
     pub check: &'static str,
-    /// Oldest beat of the proxy that counts as life, in seconds, where it counts.
+    /// Age at which a heartbeat of the proxy no longer counts, in seconds; none if heartbeats are not checked.
     pub heartbeat_max_age: Option<f64>,
-    /// Age of its last beat, in seconds, where it counts; none if it never beat.
+    /// Age of the last heartbeat, in seconds; none if heartbeats are not checked, or there was none yet.
     pub heartbeat_age: Option<f64>,
     /// Programs that are attached.
     pub hooks: Vec<String>,
@@ -223,9 +223,9 @@ impl Reader<'_> {
     }
 }
 
-/// Nanoseconds of the clock that the kernel compares beats with.
+/// Nanoseconds of the clock that the kernel compares heartbeats with.
 pub(crate) fn now() -> u64 {
-    // The clock exists on every kernel; before it does, nothing has beaten.
+    // The clock exists on every kernel; before it does, there was no heartbeat.
     let now = time::clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -247,7 +247,7 @@ fn age(maps: &Maps, pod: &Pod) -> Result<Option<f64>, Error> {
         return Ok(None);
     }
     let beat = maps.heartbeats.get(&pod.heartbeat, 0).map_err(Error::map("HEARTBEATS"))?;
-    // Zero is a proxy that never beat.
+    // Zero is a proxy that never sent a heartbeat.
     let age = Duration::from_nanos(now().saturating_sub(beat)).as_secs_f64();
     Ok((beat != 0).then_some(age))
 }

@@ -135,7 +135,7 @@ mod tests {
         assert!(has("/ctrlmesh/ctrlmesh-ebpf/src/redirect.rs"));
         assert!(has("let open = pod.flags & FAIL_OPEN != 0;"), "the kernel shows no source");
         assert!(!has(".debug_"), "crates are called by where they lie");
-        let checkout = env!("CARGO_MANIFEST_DIR").trim_end_matches("ctrlmesh-proxy");
+        let checkout = env!("CARGO_MANIFEST_DIR").trim_end_matches("ctrlmesh-proxy/intercept");
         assert!(checkout == "/ctrlmesh/" || !has(checkout), "it names {checkout}");
     }
 }
