@@ -127,13 +127,27 @@ fn read(path: &Path) -> Result<Kubeconfig, SourceError> {
     let failed = |source| SourceError::Read { path: path.to_owned(), source };
     // Paths in the file become absolute only where its own is.
     let absolute = std::path::absolute(path).map_err(failed)?;
-    let mut kubeconfig = Kubeconfig::read_from(absolute).map_err(|error| match error {
+    let mut kubeconfig = Kubeconfig::read_from(&absolute).map_err(|error| match error {
         KubeconfigError::ReadConfig(source, _) => failed(source),
         error => SourceError::parse(path, error),
     })?;
+    drop_empty_paths(&mut kubeconfig, absolute.parent());
     // An empty name chooses nothing, so that the next file may.
     kubeconfig.current_context = kubeconfig.current_context.filter(|name| !name.is_empty());
     Ok(kubeconfig)
+}
+
+/// Takes out paths that were empty: kube makes the kubeconfig's own `folder` of them.
+fn drop_empty_paths(kubeconfig: &mut Kubeconfig, folder: Option<&Path>) {
+    let is_folder = |path: &mut String| folder == Some(Path::new(path));
+    for cluster in kubeconfig.clusters.iter_mut().filter_map(|it| it.cluster.as_mut()) {
+        cluster.certificate_authority.take_if(is_folder);
+    }
+    for user in kubeconfig.auth_infos.iter_mut().filter_map(|it| it.auth_info.as_mut()) {
+        for path in [&mut user.client_certificate, &mut user.client_key, &mut user.token_file] {
+            path.take_if(is_folder);
+        }
+    }
 }
 
 /// What a pod knows of its cluster.
@@ -167,6 +181,21 @@ impl SourceError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_path_is_no_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config");
+        let text = "clusters: [{name: a, cluster: {server: 'https://a', certificate-authority: ''}}]\n\
+            users: [{name: a, user: {client-certificate: '', client-key: key.pem, tokenFile: ''}}]\n";
+        fs::write(&file, text).unwrap();
+        let read = read(&file).unwrap();
+        assert_eq!(read.clusters[0].cluster.as_ref().unwrap().certificate_authority, None);
+        let user = read.auth_infos[0].auth_info.as_ref().unwrap();
+        assert_eq!((&user.client_certificate, &user.token_file), (&None, &None));
+        let key = folder.path().join("key.pem").display().to_string();
+        assert_eq!(user.client_key.as_ref(), Some(&key));
+    }
 
     fn command(words: &str) -> Vec<OsString> {
         words.split(' ').map(OsString::from).collect()
