@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::path::Path;
 use std::{fmt, fs, io};
 
+use ctrlmesh_runtime::telemetry::chain;
 use nix::errno::Errno;
 use nix::unistd;
 
@@ -118,17 +119,6 @@ fn io_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a io::Error> {
         at = error.source();
     }
     None
-}
-
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut at = error.source();
-    while let Some(error) = at {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        at = error.source();
-    }
-    text
 }
 
 fn missing(effective: u64, needed: &[(u32, &'static str)]) -> Missing {
