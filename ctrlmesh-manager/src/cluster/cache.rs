@@ -308,7 +308,13 @@ impl Cache {
         if changed {
             self.version.send_modify(|version| *version = version.wrapping_add(1));
         }
-        self.synced.send_if_modified(|before| !std::mem::replace(before, synced) && synced);
+        self.report_synced(synced);
+    }
+
+    /// Tells those who wait in [`Self::synced`]. The state goes never back to `false`: watches report without the lock,
+    /// so the one that completed the cache may report before one that found it incomplete.
+    fn report_synced(&self, synced: bool) {
+        self.synced.send_if_modified(|before| synced && !std::mem::replace(before, true));
     }
 }
 
@@ -402,6 +408,17 @@ mod tests {
         take(Event::Apply(state(Some(Scheme::settled(by("later")).written()))));
         assert_eq!(in_force().as_deref(), Some("later"));
         assert_eq!(cache.scheme_written().now_or_never(), Some(()));
+    }
+
+    #[test]
+    fn a_late_report_of_another_watch_takes_nothing_back() {
+        let cache = Cache::new(Labelling::default());
+        cache.report_synced(false);
+        assert_eq!(cache.synced().now_or_never(), None);
+        // The second watch took the lock first, and reports last.
+        cache.report_synced(true);
+        cache.report_synced(false);
+        assert_eq!(cache.synced().now_or_never(), Some(()));
     }
 
     #[test]
