@@ -311,8 +311,8 @@ impl Cache {
         self.report_synced(synced);
     }
 
-    /// Tells those who wait in [`Self::synced`]. The state goes never back to `false`: watches report without the lock,
-    /// so the one that completed the cache may report before one that found it incomplete.
+    /// Wakes whoever waits in [`Self::synced`]. A late `false` changes nothing: watches report after they released the
+    /// lock, so the one that completed the cache may report before one that found it incomplete.
     fn report_synced(&self, synced: bool) {
         self.synced.send_if_modified(|before| synced && !std::mem::replace(before, true));
     }
@@ -415,7 +415,7 @@ mod tests {
         let cache = Cache::new(Labelling::default());
         cache.report_synced(false);
         assert_eq!(cache.synced().now_or_never(), None);
-        // The second watch took the lock first, and reports last.
+        // Another watch found the cache incomplete before that, and reports only now.
         cache.report_synced(true);
         cache.report_synced(false);
         assert_eq!(cache.synced().now_or_never(), Some(()));
