@@ -1,10 +1,25 @@
 """Sits at a terminal: starts a shell with job control in it, types, and waits for what is to appear.
 
-terminal.py STEPS, a JSON list of {"type": text} and {"see": text}. Fails when something does not appear in time.
+terminal.py STEPS, a JSON list of {"type": text}, {"see": text} and {"stopped": true}. Fails when something does not
+appear, or does not stop, in time.
 """
 import json, os, pty, select, sys, time
 
 PATIENCE = 60
+
+
+def stopped(shell):
+    """Whether the shell's session has other processes, and all of them are stopped."""
+    states = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as stat:
+                state, _parent, _group, session = stat.read().rsplit(")", 1)[1].split()[:4]
+        except OSError:
+            continue  # It has ended.
+        if int(session) == shell and int(name) != shell:
+            states.append(state)
+    return bool(states) and set(states) == {"T"}
 
 
 def main():
@@ -19,6 +34,12 @@ def main():
             os.write(terminal, step["type"].encode())
             continue
         deadline = time.monotonic() + PATIENCE
+        if "stopped" in step:
+            while not stopped(child):
+                if time.monotonic() > deadline:
+                    sys.exit(f"not all is stopped:\n{seen}")
+                time.sleep(0.01)
+            continue
         while step["see"] not in seen[at:]:
             ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
             if not ready:
