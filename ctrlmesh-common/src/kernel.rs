@@ -19,9 +19,7 @@ mod entry;
 mod outcome;
 
 pub use address::Address;
-pub use code::{
-    Code, Decoded, GENERATIONS, PREFIX, PREFIX_BITS, encode_host, is_encoded, is_reserved, original,
-};
+pub use code::{Code, Decoded, GENERATIONS, PREFIX, PREFIX_BITS, encode_host, is_encoded, is_reserved, original};
 pub use entry::{Inbound, InboundKey, Member};
 pub use outcome::Outcome;
 
@@ -77,9 +75,7 @@ pub const NATIVE_IPV6: u32 = 32;
 
 /// Key of the table of targets, after the length of the prefix in bits.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct TargetKey {
     /// Table that the pod uses.
     pub table: u16,
@@ -91,9 +87,7 @@ pub struct TargetKey {
 
 /// What the table of targets answers.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct TargetMatch {
     /// Entry of the table, 1 to 255.
     pub index: u8,
@@ -105,9 +99,7 @@ pub struct TargetMatch {
 
 /// A target, found by table and index.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct Destination {
     /// Address, or the prefix with its open bits zero.
     pub address: Address,
@@ -121,9 +113,7 @@ pub struct Destination {
 
 /// A table's head. A table that was replaced by a fresh one of the same name has none: it only explains.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct Table {
     /// Fingerprint of the name that the table was made under; 0 where the table is free, or has no name any more.
     pub name: u64,
@@ -131,9 +121,7 @@ pub struct Table {
 
 /// A pod, found by its slot.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct Pod {
     /// Oldest beat that still counts as life, in nanoseconds.
     pub max_age_ns: u64,
@@ -154,9 +142,7 @@ pub struct Pod {
 
 /// One connection, as the ring buffer reports it.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct Event {
     /// Cgroup of the process.
     pub cgroup: u64,

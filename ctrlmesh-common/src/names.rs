@@ -34,11 +34,9 @@ pub mod label {
     /// On any resource of ours: `"true"` skips the admission webhook.
     pub const IGNORE_VALIDATE: &str = "ctrlmesh.kusionstack.io/ignore-validate";
     /// On pods: `"true"` leaves the arguments of their containers alone where a kubeconfig is given to them.
-    pub const DISABLE_FAKE_KUBECONFIG_ARG: &str =
-        "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-arg";
+    pub const DISABLE_FAKE_KUBECONFIG_ARG: &str = "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-arg";
     /// On pods: `"true"` leaves the variable `KUBECONFIG` alone where a kubeconfig is given to them.
-    pub const DISABLE_FAKE_KUBECONFIG_ENV: &str =
-        "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-env";
+    pub const DISABLE_FAKE_KUBECONFIG_ENV: &str = "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-env";
     /// On a `CircuitBreaker`: `"true"` switches it off. Nothing reads it while no proxy enforces that kind; it is the
     /// predecessors', so it may mean nothing else.
     pub const DISABLE_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/disable";
@@ -194,11 +192,7 @@ pub struct TooLong {
 pub fn shard(prefix: &str, id: usize) -> Result<String, TooLong> {
     let kind = if id == 0 { "canary" } else { "normal" };
     let name = format!("{prefix}-{id}-{kind}");
-    if name.len() > MAX_SHARD_BYTES {
-        Err(TooLong { name, max: MAX_SHARD_BYTES })
-    } else {
-        Ok(name)
-    }
+    if name.len() > MAX_SHARD_BYTES { Err(TooLong { name, max: MAX_SHARD_BYTES }) } else { Ok(name) }
 }
 
 /// The name of the shard's own leader-election lock; no object is called so where it has more than
@@ -262,35 +256,20 @@ mod tests {
     fn objects_are_called_as_users_know_them() {
         assert_eq!([GROUP, VERSION], ["ctrlmesh.kusionstack.io", "v1alpha1"]);
         assert_eq!(KRIDGE_GROUP, "kridge.kusionstack.io");
-        assert_eq!(
-            [resource_list::NAME, resource_list::KEY],
-            ["ctrlmesh-sharding-resource", "resource-config"]
-        );
-        assert_eq!(
-            [fake_kubeconfig::NAME, fake_kubeconfig::FOLDER],
-            ["fake-kubeconfig", "/etc/kubernetes/kubeconfig"]
-        );
+        assert_eq!([resource_list::NAME, resource_list::KEY], ["ctrlmesh-sharding-resource", "resource-config"]);
+        assert_eq!([fake_kubeconfig::NAME, fake_kubeconfig::FOLDER], ["fake-kubeconfig", "/etc/kubernetes/kubeconfig"]);
         assert_eq!([root_ca::CLUSTER, root_ca::MESH], ["kube-root-ca.crt", "ctrlmesh-root-ca"]);
         let keys = [root_ca::KEY, root_ca::FAIL_OPEN_KEY, root_ca::MANAGER_KEY];
         assert_eq!(keys, ["ca.crt", "fail-open-ca.crt", "manager-ca.crt"]);
-        assert_eq!(
-            [CA_SECRET, MANAGER_STATE, TOKEN_AUDIENCE],
-            ["ctrlmesh-ca", "ctrlmesh-manager", "ctrlmesh"]
-        );
+        assert_eq!([CA_SECRET, MANAGER_STATE, TOKEN_AUDIENCE], ["ctrlmesh-ca", "ctrlmesh-manager", "ctrlmesh"]);
         assert_eq!(LOCK_SEPARATOR, "---");
     }
 
     #[test]
     fn ports_are_those_that_network_policies_name() {
-        let proxy =
-            [port::PROXY_API, port::PROXY_REDIRECTED, port::PROXY_WEBHOOK, port::PROXY_ADMIN];
+        let proxy = [port::PROXY_API, port::PROXY_REDIRECTED, port::PROXY_WEBHOOK, port::PROXY_ADMIN];
         assert_eq!(proxy, [5443, 15001, 5445, 5441]);
-        let manager = [
-            port::MANAGER_GRPC,
-            port::MANAGER_METRICS,
-            port::MANAGER_PROBES,
-            port::MANAGER_WEBHOOK,
-        ];
+        let manager = [port::MANAGER_GRPC, port::MANAGER_METRICS, port::MANAGER_PROBES, port::MANAGER_WEBHOOK];
         assert_eq!(manager, [8071, 8080, 8081, 9443]);
     }
 
@@ -315,9 +294,7 @@ mod tests {
         for name in ["a", "a-b.c", "0", &"a".repeat(253)] {
             assert!(is_dns_subdomain(name), "{name}");
         }
-        for name in
-            ["", ".", "a.", "a..b", "-a", "a-", "A", "a_b", "a/b", "\u{e4}", &"a".repeat(254)]
-        {
+        for name in ["", ".", "a.", "a..b", "-a", "a-", "A", "a_b", "a/b", "\u{e4}", &"a".repeat(254)] {
             assert!(!is_dns_subdomain(name), "{name}");
         }
     }

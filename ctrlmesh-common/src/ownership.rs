@@ -42,9 +42,7 @@ pub struct Ownership {
 
 /// A table in which somebody wrote what is no slot is read without that: one object that cannot be read would hold up
 /// all that are read with it.
-fn known_slots<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<BTreeMap<Slot, String>, D::Error> {
+fn known_slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Slot, String>, D::Error> {
     let all = BTreeMap::<String, String>::deserialize(deserializer)?;
     Ok(all.into_iter().filter_map(|(slot, shard)| Some((slot.parse().ok()?, shard))).collect())
 }

@@ -177,9 +177,8 @@ impl Policy {
 
     /// The selectors of all limits that cover `resource` of the API group `group`, joined; `None` if none does.
     pub fn selector_for(&self, group: &str, resource: &str) -> Option<Selector> {
-        let selector = self
-            .covering(group, resource)
-            .fold(Selector::everything(), |all, limit| all.and(&limit.selector));
+        let selector =
+            self.covering(group, resource).fold(Selector::everything(), |all, limit| all.and(&limit.selector));
         (!selector.is_empty()).then_some(selector)
     }
 
@@ -207,9 +206,7 @@ impl Policy {
     /// # Errors
     /// The first field that is wrong.
     pub fn check(&self) -> Result<(), PolicyError> {
-        for (limit, resources) in
-            self.limits.iter().map(|limit| &limit.relate_resources).enumerate()
-        {
+        for (limit, resources) in self.limits.iter().map(|limit| &limit.relate_resources).enumerate() {
             for (at, resources) in resources.iter().enumerate() {
                 resources.check().map_err(|source| PolicyError::Resources { limit, at, source })?;
             }
@@ -226,8 +223,7 @@ impl Policy {
         }
         for (limit, one) in self.limits.iter().enumerate() {
             let others = self.limits.iter().zip(&lengths);
-            let bytes =
-                others.filter(|(other, _)| one.overlaps(other)).map(|(_, bytes)| bytes).sum();
+            let bytes = others.filter(|(other, _)| one.overlaps(other)).map(|(_, bytes)| bytes).sum();
             if bytes > MAX_SELECTOR_BYTES {
                 return Err(PolicyError::SelectorTooLong { limit, bytes });
             }
@@ -251,23 +247,19 @@ impl Redirect {
 impl Limit {
     /// Whether the limit is on `resource` of the API group `group`.
     pub fn covers(&self, group: &str, resource: &str) -> bool {
-        self.relate_resources.is_empty()
-            || self.relate_resources.iter().any(|one| one.covers(group, resource))
+        self.relate_resources.is_empty() || self.relate_resources.iter().any(|one| one.covers(group, resource))
     }
 
     /// Whether some resource is limited by both.
     fn overlaps(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.relate_resources, &other.relate_resources);
-        ours.is_empty()
-            || theirs.is_empty()
-            || ours.iter().any(|one| theirs.iter().any(|other| one.overlaps(other)))
+        ours.is_empty() || theirs.is_empty() || ours.iter().any(|one| theirs.iter().any(|other| one.overlaps(other)))
     }
 
     /// The length of the selector in a URL, with a comma behind it.
     fn escaped_bytes(&self) -> usize {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-        self.selector.to_string().bytes().map(|byte| if plain(byte) { 1 } else { 3 }).sum::<usize>()
-            + 3
+        self.selector.to_string().bytes().map(|byte| if plain(byte) { 1 } else { 3 }).sum::<usize>() + 3
     }
 
     /// Whether `other` is the same limit; `changed_at` does not count.
@@ -288,19 +280,13 @@ impl Lock {
     }
 
     fn check(&self) -> Result<(), PolicyError> {
-        for (field, value) in
-            [("namespace", &self.namespace), ("name", &self.name), ("shard", &self.shard)]
-        {
+        for (field, value) in [("namespace", &self.namespace), ("name", &self.name), ("shard", &self.shard)] {
             if !is_object_name(value) {
                 return Err(PolicyError::LockName { field, value: value.clone() });
             }
         }
         let name = self.per_shard();
-        if name.len() > MAX_SUBDOMAIN_BYTES {
-            Err(PolicyError::LockTooLong { name })
-        } else {
-            Ok(())
-        }
+        if name.len() > MAX_SUBDOMAIN_BYTES { Err(PolicyError::LockTooLong { name }) } else { Ok(()) }
     }
 }
 
@@ -319,8 +305,7 @@ fn print_selector<S: Serializer>(selector: &Selector, serializer: S) -> Result<S
 
 fn parse_selector<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Selector, D::Error> {
     let text = String::deserialize(deserializer)?;
-    Selector::parse(&text)
-        .map_err(|error| de::Error::custom(format_args!("selector {text:?}: {error}")))
+    Selector::parse(&text).map_err(|error| de::Error::custom(format_args!("selector {text:?}: {error}")))
 }
 
 #[cfg(test)]
@@ -349,9 +334,7 @@ mod tests {
             ],
             ..Policy::default()
         };
-        let text = |group, resource| {
-            policy.selector_for(group, resource).map(|selector| selector.to_string())
-        };
+        let text = |group, resource| policy.selector_for(group, resource).map(|selector| selector.to_string());
         assert_eq!(text("", "pods").as_deref(), Some("a=1,!c"));
         assert_eq!(text("apps", "deployments").as_deref(), Some("b in (x,y)"));
         assert_eq!(text("", "secrets"), None);
@@ -375,10 +358,8 @@ mod tests {
 
     #[test]
     fn the_newest_change_of_a_resource_counts() {
-        let mut policy = Policy {
-            limits: vec![limit(&[("", "pods")], ""), limit(&[("", "*")], "a=1")],
-            ..Policy::default()
-        };
+        let mut policy =
+            Policy { limits: vec![limit(&[("", "pods")], ""), limit(&[("", "*")], "a=1")], ..Policy::default() };
         policy.limits[0].changed_at = Some(40);
         policy.limits[1].changed_at = Some(7);
         assert_eq!(policy.changed_at("", "pods"), Some(40));
@@ -417,21 +398,14 @@ mod tests {
             (policy(&[limit(&pods, &half), limit(&all, &half), limit(&[], &half)]), 0),
         ] {
             let error = policy.check().unwrap_err();
-            assert!(
-                matches!(error, PolicyError::SelectorTooLong { limit, .. } if limit == at),
-                "{error}"
-            );
+            assert!(matches!(error, PolicyError::SelectorTooLong { limit, .. } if limit == at), "{error}");
         }
     }
 
     #[test]
     fn a_policy_that_cannot_be_applied_is_refused_by_field() {
         let with_lock = |namespace: &str, name: &str, shard: &str| Policy {
-            lock: Some(Lock {
-                namespace: namespace.into(),
-                name: name.into(),
-                shard: shard.into(),
-            }),
+            lock: Some(Lock { namespace: namespace.into(), name: name.into(), shard: shard.into() }),
             ..Policy::default()
         };
         assert!(with_lock("ns", "op", "s").check().is_ok());
@@ -440,10 +414,7 @@ mod tests {
             (with_lock("ns", "a/b", "s"), "lock.name"),
             (with_lock("ns", "op", "S"), "lock.shard"),
             (with_lock("ns", &"a".repeat(200), &"b".repeat(60)), "lock: the name"),
-            (
-                Policy { limits: vec![limit(&[("", "")], "")], ..Policy::default() },
-                "limits[0].relateResources[0]",
-            ),
+            (Policy { limits: vec![limit(&[("", "")], "")], ..Policy::default() }, "limits[0].relateResources[0]"),
         ] {
             let error = policy.check().unwrap_err().to_string();
             assert!(error.starts_with(start), "{error}");

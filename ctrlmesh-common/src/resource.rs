@@ -51,9 +51,7 @@ pub enum ResourceMatchError {
         name: String,
     },
     /// A group that no API server can serve.
-    #[error(
-        "apiGroups: {name:?} is not a lower-case DNS subdomain (such as \"apps\"), nor \"\" for the core group"
-    )]
+    #[error("apiGroups: {name:?} is not a lower-case DNS subdomain (such as \"apps\"), nor \"\" for the core group")]
     BadGroup {
         /// What was given.
         name: String,
@@ -115,9 +113,7 @@ fn is_resource(name: &str) -> bool {
     name.len() <= 63
         && name.starts_with(|first: char| first.is_ascii_lowercase())
         && !name.ends_with('-')
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
 fn is_group(name: &str) -> bool {
@@ -172,10 +168,7 @@ mod tests {
             (of(&[""], &[]), "resources: is empty"),
             (of(&["*", ""], &["pods"]), "apiGroups: \"*\" is allowed only alone"),
             (of(&[""], &["pods", "*"]), "resources: \"*\" is allowed only alone"),
-            (
-                of(&[""], &["pods", "pods"]),
-                "resources: \"pods\" is listed twice; every entry must be different",
-            ),
+            (of(&[""], &["pods", "pods"]), "resources: \"pods\" is listed twice; every entry must be different"),
             (of(&[""], &["pods/log"]), "resources: \"pods/log\" is not"),
             (of(&[""], &["Pods"]), "resources: \"Pods\" is not"),
             (of(&["Apps"], &["pods"]), "apiGroups: \"Apps\" is not"),

@@ -157,10 +157,7 @@ impl Requirement {
                 if values.is_empty() {
                     return Err(RequirementError::NoValues);
                 }
-                values
-                    .iter()
-                    .try_for_each(|value| check_value(value))
-                    .map_err(RequirementError::Value)?;
+                values.iter().try_for_each(|value| check_value(value)).map_err(RequirementError::Value)?;
             }
             // The bound is written as a value, and a value has no sign.
             Condition::GreaterThan(bound) | Condition::LessThan(bound) => {
@@ -219,32 +216,17 @@ impl Condition {
             (Self::NotEquals(unwanted), Some(value)) => unwanted != value,
             (Self::In(wanted), Some(value)) => wanted.contains(value),
             (Self::NotIn(unwanted), Some(value)) => !unwanted.contains(value),
-            (Self::Exists, Some(_))
-            | (Self::NotEquals(_) | Self::NotIn(_) | Self::DoesNotExist, None) => true,
-            (Self::GreaterThan(bound), Some(value)) => {
-                value.parse::<i64>().is_ok_and(|value| value > *bound)
-            }
-            (Self::LessThan(bound), Some(value)) => {
-                value.parse::<i64>().is_ok_and(|value| value < *bound)
-            }
+            (Self::Exists, Some(_)) | (Self::NotEquals(_) | Self::NotIn(_) | Self::DoesNotExist, None) => true,
+            (Self::GreaterThan(bound), Some(value)) => value.parse::<i64>().is_ok_and(|value| value > *bound),
+            (Self::LessThan(bound), Some(value)) => value.parse::<i64>().is_ok_and(|value| value < *bound),
             (Self::DoesNotExist, Some(_))
-            | (
-                Self::Equals(_)
-                | Self::In(_)
-                | Self::Exists
-                | Self::GreaterThan(_)
-                | Self::LessThan(_),
-                None,
-            ) => false,
+            | (Self::Equals(_) | Self::In(_) | Self::Exists | Self::GreaterThan(_) | Self::LessThan(_), None) => false,
         }
     }
 }
 
 /// Writes `parts` with a comma between two.
-fn join<T: fmt::Display>(
-    out: &mut fmt::Formatter<'_>,
-    parts: impl IntoIterator<Item = T>,
-) -> fmt::Result {
+fn join<T: fmt::Display>(out: &mut fmt::Formatter<'_>, parts: impl IntoIterator<Item = T>) -> fmt::Result {
     for (at, part) in parts.into_iter().enumerate() {
         if at > 0 {
             out.write_str(",")?;

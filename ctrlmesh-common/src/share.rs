@@ -24,9 +24,7 @@ pub enum ShareError {
         limit: usize,
     },
     /// A limit lets every object pass.
-    #[error(
-        "spec.limits[{limit}].selector has no requirement, so every shard would see all objects"
-    )]
+    #[error("spec.limits[{limit}].selector has no requirement, so every shard would see all objects")]
     Everything {
         /// Which limit.
         limit: usize,
@@ -66,8 +64,7 @@ fn compiled(at: usize, limit: &api::Limit) -> Result<Limit, ShareError> {
         return Err(ShareError::Twice { limit: at });
     }
     let objects = limit.objects().ok_or(ShareError::NoSelector { limit: at })?;
-    let selector =
-        Selector::try_from(objects).map_err(|source| ShareError::Selector { limit: at, source })?;
+    let selector = Selector::try_from(objects).map_err(|source| ShareError::Selector { limit: at, source })?;
     if selector.is_empty() {
         return Err(ShareError::Everything { limit: at });
     }
@@ -104,18 +101,13 @@ mod tests {
         let malformed = policy(&config("[{selector: {matchLabels: {'a b': c}}}]"), "ns");
         assert!(malformed.unwrap_err().to_string().starts_with("spec.limits[0].selector"));
         assert_eq!(policy(&config("[]"), "ns"), Err(ShareError::Unlimited));
-        for everything in ["[{selector: {}}]", "[{objectSelector: {selector: {matchLabels: {}}}}]"]
-        {
+        for everything in ["[{selector: {}}]", "[{objectSelector: {selector: {matchLabels: {}}}}]"] {
             let error = policy(&config(everything), "ns").unwrap_err();
             assert_eq!(error, ShareError::Everything { limit: 0 });
         }
-        for beside in [
-            "selector: {matchLabels: {team: a}}",
-            "relateResources: [{apiGroups: [''], resources: [pods]}]",
-        ] {
-            let both = format!(
-                "[{{{beside}, objectSelector: {{selector: {{matchLabels: {{team: b}}}}}}}}]"
-            );
+        for beside in ["selector: {matchLabels: {team: a}}", "relateResources: [{apiGroups: [''], resources: [pods]}]"]
+        {
+            let both = format!("[{{{beside}, objectSelector: {{selector: {{matchLabels: {{team: b}}}}}}}}]");
             assert_eq!(policy(&config(&both), "ns"), Err(ShareError::Twice { limit: 0 }));
         }
     }

@@ -62,11 +62,7 @@ impl TryFrom<i64> for Slot {
     type Error = NotASlot;
 
     fn try_from(number: i64) -> Result<Self, NotASlot> {
-        u8::try_from(number)
-            .ok()
-            .filter(|number| *number < COUNT)
-            .map(Self)
-            .ok_or(NotASlot { number })
+        u8::try_from(number).ok().filter(|number| *number < COUNT).map(Self).ok_or(NotASlot { number })
     }
 }
 
@@ -152,9 +148,7 @@ impl SlotSet {
         };
         let least = self.len() / shares;
         let mut slots = self.iter();
-        (0..shares)
-            .map(|share| slots.by_ref().take(least + usize::from(share < rest)).collect())
-            .collect()
+        (0..shares).map(|share| slots.by_ref().take(least + usize::from(share < rest)).collect()).collect()
     }
 }
 
@@ -230,14 +224,9 @@ mod tests {
     #[test]
     fn the_hash_of_sharded_lists_gives_these_slots() {
         // Worked out apart from this code: objects carry them as labels, so they may never change.
-        for (namespace, slot) in [
-            ("default", 30),
-            ("kube-system", 30),
-            ("ns-a", 16),
-            ("ctrlmesh", 9),
-            ("shop", 9),
-            ("kube-public", 26),
-        ] {
+        for (namespace, slot) in
+            [("default", 30), ("kube-system", 30), ("ns-a", 16), ("ctrlmesh", 9), ("shop", 9), ("kube-public", 26)]
+        {
             assert_eq!(NamespaceHash::Fnv1a.slot(namespace).number(), slot, "{namespace}");
             assert_eq!(NamespaceHash::default().slot(namespace).number(), slot, "{namespace}");
         }
@@ -245,9 +234,7 @@ mod tests {
 
     #[test]
     fn the_predecessors_hash_gives_their_slots() {
-        for (namespace, slot) in
-            [("default", 5), ("kube-system", 25), ("ns-a", 15), ("ctrlmesh", 2)]
-        {
+        for (namespace, slot) in [("default", 5), ("kube-system", 25), ("ns-a", 15), ("ctrlmesh", 2)] {
             assert_eq!(NamespaceHash::Kusionstack.slot(namespace).number(), slot, "{namespace}");
         }
     }
@@ -273,8 +260,7 @@ mod tests {
     #[test]
     fn every_number_of_shares_is_balanced() {
         for shares in 1..=32 {
-            let sizes: Vec<usize> =
-                SlotSet::ALL.divide(shares).into_iter().map(SlotSet::len).collect();
+            let sizes: Vec<usize> = SlotSet::ALL.divide(shares).into_iter().map(SlotSet::len).collect();
             let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
             assert!(*least >= 1 && most - least <= 1, "{shares} shares: {sizes:?}");
         }

@@ -67,14 +67,8 @@ mod tests {
 
     /// The messages of the stream of policies, with every field set, and their bytes.
     fn stream_samples() -> [(Vec<u8>, &'static str); 3] {
-        let known =
-            Known { pod: Some(pod()), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
-        let hello = Hello {
-            node: "node".into(),
-            pod: Some(pod()),
-            version: "0.1".into(),
-            known: vec![known],
-        };
+        let known = Known { pod: Some(pod()), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
+        let hello = Hello { node: "node".into(), pod: Some(pod()), version: "0.1".into(), known: vec![known] };
         let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
         let entry = Entry {
             pod: Some(pod()),
@@ -108,17 +102,10 @@ mod tests {
 
     /// The same of all other messages.
     fn call_samples() -> [(Vec<u8>, &'static str); 6] {
-        let receipt = Receipt {
-            pod: Some(pod()),
-            epoch: 2,
-            refused: "no".into(),
-            connected: true,
-            last_contact: 300,
-            digest: 1,
-        };
+        let receipt =
+            Receipt { pod: Some(pod()), epoch: 2, refused: "no".into(), connected: true, last_contact: 300, digest: 1 };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
-        let request =
-            ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
+        let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
         [
             (SignRequest { request: Bytes::from_static(b"r") }.encode_to_vec(), "0a0172"),
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
@@ -136,8 +123,7 @@ mod tests {
     fn every_field_keeps_its_number_and_type() {
         for (bytes, expected) in stream_samples().into_iter().chain(call_samples()) {
             let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-            let hex: String =
-                digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect();
+            let hex: String = digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect();
             assert_eq!(hex, expected);
         }
     }

@@ -38,10 +38,7 @@ fn decide(ctx: &SkLookupContext) -> Outcome {
         let remote = word!(bpf_sk_lookup, base, remote_ip4);
         (Address::mapped(word!(bpf_sk_lookup, base, local_ip4)), remote & LOOPBACK_MASK == LOOPBACK)
     } else {
-        (
-            Address(words!(bpf_sk_lookup, base, local_ip6)),
-            words!(bpf_sk_lookup, base, remote_ip6) == LOOPBACK_V6,
-        )
+        (Address(words!(bpf_sk_lookup, base, local_ip6)), words!(bpf_sk_lookup, base, remote_ip6) == LOOPBACK_V6)
     };
     let Some(inbound) = maps::inbound(&InboundKey { address, port }) else {
         return Outcome::InboundOtherPort;

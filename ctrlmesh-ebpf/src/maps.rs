@@ -11,9 +11,8 @@ use aya_ebpf::helpers;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, SockMap};
 use ctrlmesh_common::kernel::{
-    CHECK_HEARTBEAT, Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS,
-    MAX_INBOUND, MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table,
-    TargetKey, TargetMatch,
+    CHECK_HEARTBEAT, Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS, MAX_INBOUND,
+    MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table, TargetKey, TargetMatch,
 };
 
 /// How often an entry is looked up that is given to another key meanwhile. Then it counts as absent.
@@ -29,13 +28,11 @@ pub(crate) static PODS: Array<Pod> = Array::with_max_entries(MAX_PODS, 0);
 
 /// Table, port and address → index. Written by the loader.
 #[map]
-pub(crate) static TARGETS: LpmTrie<TargetKey, TargetMatch> =
-    LpmTrie::with_max_entries(MAX_TARGETS, BPF_F_NO_PREALLOC);
+pub(crate) static TARGETS: LpmTrie<TargetKey, TargetMatch> = LpmTrie::with_max_entries(MAX_TARGETS, BPF_F_NO_PREALLOC);
 
 /// Table and index → original address. Written by the loader; an entry outlives its target, for older connections.
 #[map]
-pub(crate) static DESTINATIONS: Array<Destination> =
-    Array::with_max_entries(MAX_TABLES * TABLE_ENTRIES, 0);
+pub(crate) static DESTINATIONS: Array<Destination> = Array::with_max_entries(MAX_TABLES * TABLE_ENTRIES, 0);
 
 /// Table → its name. Written and read by the loader only: it lies here so that the next loader finds it.
 #[map]
@@ -51,8 +48,7 @@ pub(crate) static HEARTBEATS: Array<u64> = Array::with_max_entries(MAX_PODS, 0);
 
 /// A pod's address and port (host byte order) → who takes the connection. Written by the loader.
 #[map]
-pub(crate) static INBOUND: HashMap<InboundKey, Inbound> =
-    HashMap::with_max_entries(MAX_INBOUND, BPF_F_NO_PREALLOC);
+pub(crate) static INBOUND: HashMap<InboundKey, Inbound> = HashMap::with_max_entries(MAX_INBOUND, BPF_F_NO_PREALLOC);
 
 /// Twice the slot, plus one for IPv6 → the proxy's socket for inbound connections. Set by the proxy's process; vanishes
 /// with its socket.

@@ -64,9 +64,7 @@ pub(crate) fn original_destination(ctx: &SockoptContext) -> i32 {
 fn explain_destination(ctx: &SockoptContext) -> Outcome {
     let base = ctx.sockopt;
     let level = word!(bpf_sockopt, base, level);
-    if word!(bpf_sockopt, base, optname) != SO_ORIGINAL_DST
-        || (level != SOL_IP && level != SOL_IPV6)
-    {
+    if word!(bpf_sockopt, base, optname) != SO_ORIGINAL_DST || (level != SOL_IP && level != SOL_IPV6) {
         return Outcome::OptionOther;
     }
     let socket = pointer!(base, __bindgen_anon_1.sk);
@@ -74,10 +72,8 @@ fn explain_destination(ctx: &SockoptContext) -> Outcome {
         return Outcome::OriginalUnknown;
     }
     let family = word!(bpf_sock, socket, family);
-    let local =
-        address_of(family, word!(bpf_sock, socket, src_ip4), words!(bpf_sock, socket, src_ip6));
-    let source =
-        address_of(family, word!(bpf_sock, socket, dst_ip4), words!(bpf_sock, socket, dst_ip6));
+    let local = address_of(family, word!(bpf_sock, socket, src_ip4), words!(bpf_sock, socket, src_ip6));
+    let source = address_of(family, word!(bpf_sock, socket, dst_ip4), words!(bpf_sock, socket, dst_ip6));
     let port = (word!(bpf_sock, socket, src_port) as u16).to_be();
     match explain(local, port, source) {
         Some((original, port)) if answer(base, original, port) => Outcome::OriginalAnswered,

@@ -9,8 +9,8 @@ use aya_ebpf::helpers::generated as helpers;
 use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::programs::SockAddrContext;
 use ctrlmesh_common::kernel::{
-    self, Address, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event, FAIL_OPEN, Member,
-    NATIVE_IPV6, Outcome, Pod, REPORT, TargetKey, TargetMatch,
+    self, Address, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event, FAIL_OPEN, Member, NATIVE_IPV6, Outcome, Pod,
+    REPORT, TargetKey, TargetMatch,
 };
 
 use crate::load::{pointer, store, word, words};
@@ -203,9 +203,7 @@ fn listens(ctx: &SockAddrContext, slot: u16, pod: &Pod) -> bool {
         tuple.__bindgen_anon_1.ipv4.daddr = LOCALHOST;
         tuple.__bindgen_anon_1.ipv4.dport = pod.port;
         // SAFETY: the tuple is as long as said.
-        let socket = unsafe {
-            helpers::bpf_sk_lookup_tcp(ctx.as_ptr(), &raw mut tuple, TUPLE_BYTES, CURRENT_NETNS, 0)
-        };
+        let socket = unsafe { helpers::bpf_sk_lookup_tcp(ctx.as_ptr(), &raw mut tuple, TUPLE_BYTES, CURRENT_NETNS, 0) };
         return release(socket);
     }
     true

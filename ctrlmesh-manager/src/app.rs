@@ -38,8 +38,7 @@ use crate::listen::{Limits, Listener};
 use crate::metrics::{self, PREFIX, Refusals};
 use crate::push::identity::Reviewer;
 use crate::push::service::{
-    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay,
-    ReviewSchedule, SigningQuota,
+    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay, ReviewSchedule, SigningQuota,
 };
 use crate::push::staleness::StalenessCheck;
 use crate::readiness::Readiness;
@@ -203,8 +202,7 @@ impl Startup {
         let refusals = metrics.refusals;
         let serving = Serving { context: &context, presented: &presented, refusals };
         serving.proxies(grpc_listener, metrics.push, metrics.reviewer)?;
-        let routes =
-            controllers::start(&context, self.background, metrics.labels, metrics.migration);
+        let routes = controllers::start(&context, self.background, metrics.labels, metrics.migration);
         serving.webhooks(webhook_listener, metrics.webhook, routes)?;
         Ok(context)
     }
@@ -249,12 +247,7 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    fn proxies(
-        &self,
-        listener: TcpListener,
-        metrics: PushMetrics,
-        reviewer: Reviewer,
-    ) -> Result<(), AppError> {
+    fn proxies(&self, listener: TcpListener, metrics: PushMetrics, reviewer: Reviewer) -> Result<(), AppError> {
         let (context, args) = (self.context, &self.context.args);
         let (client, own) = (context.client.clone(), args.namespace.clone());
         let push = Arc::new(PushService {
@@ -280,12 +273,7 @@ impl Serving<'_> {
         Ok(())
     }
 
-    fn webhooks(
-        &self,
-        listener: TcpListener,
-        metrics: WebhookMetrics,
-        routes: Vec<Route>,
-    ) -> Result<(), AppError> {
+    fn webhooks(&self, listener: TcpListener, metrics: WebhookMetrics, routes: Vec<Route>) -> Result<(), AppError> {
         let routes: BTreeMap<_, _> = routes.into_iter().map(|route| (route.path, route)).collect();
         let (drain, memory) = (self.context.drain.clone(), ReviewMemory::default());
         let webhook = Arc::new(Webhook { routes, metrics, drain: drain.clone(), memory });

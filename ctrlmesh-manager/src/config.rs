@@ -27,23 +27,13 @@ pub struct RunArgs {
     #[arg(long, env = "CTRLMESH_MANAGER_IDENTITY", value_name = "NAME")]
     pub identity: Option<String>,
     /// The Service behind which all replicas are
-    #[arg(
-        long,
-        env = "CTRLMESH_MANAGER_SERVICE",
-        default_value = "ctrlmesh-manager",
-        value_name = "NAME"
-    )]
+    #[arg(long, env = "CTRLMESH_MANAGER_SERVICE", default_value = "ctrlmesh-manager", value_name = "NAME")]
     pub service: String,
     /// A further DNS name or address by which the manager is reached; may be repeated
     #[arg(long, env = "CTRLMESH_MANAGER_SERVING_NAME", value_name = "NAME", value_delimiter = ',')]
     pub serving_name: Vec<String>,
     /// A further DNS name or address by which operators know the API server; may be repeated
-    #[arg(
-        long,
-        env = "CTRLMESH_MANAGER_API_SERVER_NAME",
-        value_name = "NAME",
-        value_delimiter = ','
-    )]
+    #[arg(long, env = "CTRLMESH_MANAGER_API_SERVER_NAME", value_name = "NAME", value_delimiter = ',')]
     pub api_server_name: Vec<String>,
     /// The service account of node proxies
     #[arg(
@@ -118,12 +108,7 @@ pub struct RunArgs {
     #[arg(long, env = "CTRLMESH_MANAGER_DRAIN_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration)]
     pub drain_timeout: Duration,
     /// The form of log lines
-    #[arg(
-        long,
-        env = "CTRLMESH_MANAGER_LOG_FORMAT",
-        default_value = "text",
-        value_name = "FORMAT"
-    )]
+    #[arg(long, env = "CTRLMESH_MANAGER_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
 }
 
@@ -139,12 +124,7 @@ pub struct LabelArgs {
     #[arg(long, env = "CTRLMESH_MANAGER_LABEL_CONTROL", default_value = label::CONTROL, value_name = "KEY", value_parser = label_key)]
     pub label_control: String,
     /// How a namespace becomes a hash: fnv1a, or kusionstack as the predecessors do it
-    #[arg(
-        long,
-        env = "CTRLMESH_MANAGER_SHARDING_HASH",
-        default_value = "fnv1a",
-        value_name = "HASH"
-    )]
+    #[arg(long, env = "CTRLMESH_MANAGER_SHARDING_HASH", default_value = "fnv1a", value_name = "HASH")]
     pub sharding_hash: NamespaceHash,
     /// Keep the labels from before on objects after their keys or the hash were changed, for as long as this is given
     #[arg(long, env = "CTRLMESH_MANAGER_KEEP_FORMER_LABELS")]
@@ -162,9 +142,7 @@ pub struct Reachable {
 }
 
 #[derive(Debug, Error)]
-#[error(
-    "`{seen}` is neither an IP address nor one with a port, as 192.0.2.7:8071 or [2001:db8::7]:8071"
-)]
+#[error("`{seen}` is neither an IP address nor one with a port, as 192.0.2.7:8071 or [2001:db8::7]:8071")]
 pub struct ReachableError {
     seen: String,
 }
@@ -278,14 +256,10 @@ mod tests {
             #[command(flatten)]
             labels: LabelArgs,
         }
-        let labelling =
-            |args: &[&str]| <Arguments as clap::Parser>::parse_from(args).labels.labelling();
+        let labelling = |args: &[&str]| <Arguments as clap::Parser>::parse_from(args).labels.labelling();
         assert_eq!(labelling(&["x"]).unwrap(), Labelling::default());
         let error = labelling(&["x", "--label-namespace", label::CONTROL]).unwrap_err().to_string();
-        assert!(
-            error.contains("three different keys") && error.contains(label::CONTROL),
-            "{error}"
-        );
+        assert!(error.contains("three different keys") && error.contains(label::CONTROL), "{error}");
     }
 
     #[test]

@@ -210,20 +210,15 @@ mod tests {
         assert!(is_waited_for(&object, Scope::Namespaced, &next));
         object.deletion_timestamp = None;
         let object = with(object.clone(), change(&object, Scope::Namespaced, &next).unwrap());
-        let leaving = ObjectMeta {
-            deletion_timestamp: serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap(),
-            ..object
-        };
+        let leaving =
+            ObjectMeta { deletion_timestamp: serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap(), ..object };
         assert!(!is_waited_for(&leaving, Scope::Namespaced, &next), "it has them");
     }
 
     #[test]
     fn new_labels_are_added_before_old_ones_are_removed() {
         let old = Scheme::default();
-        let next = Labelling {
-            hash_key: "ctrlmesh.kusionstack.io/shard-hash".to_owned(),
-            ..Labelling::default()
-        };
+        let next = Labelling { hash_key: "ctrlmesh.kusionstack.io/shard-hash".to_owned(), ..Labelling::default() };
         let object = meta(Some("ns-a"), "a", &[]);
         let object = with(object.clone(), change(&object, Scope::Namespaced, &old).unwrap());
         let slot = old.in_force.hash.slot("ns-a").to_string();
@@ -232,8 +227,7 @@ mod tests {
         assert!(!is_unowned(&beside, &begun), "shards go by what it has");
         assert_eq!(beside, labels(&[("shard-hash", &slot)]));
         let object = with(object, beside);
-        let switched =
-            Scheme { former: Some(old.in_force.clone()), ..Scheme::settled(next.clone()) };
+        let switched = Scheme { former: Some(old.in_force.clone()), ..Scheme::settled(next.clone()) };
         for scheme in [&begun, &switched] {
             assert_eq!(change(&object, Scope::Namespaced, scheme), None);
         }

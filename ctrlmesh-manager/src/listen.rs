@@ -162,11 +162,7 @@ impl Listener {
     }
 }
 
-async fn handshake(
-    stream: TcpStream,
-    tls: &TlsAcceptor,
-    refusals: &Refusals,
-) -> Option<TlsStream<TcpStream>> {
+async fn handshake(stream: TcpStream, tls: &TlsAcceptor, refusals: &Refusals) -> Option<TlsStream<TcpStream>> {
     // Nagle's algorithm would only delay answers.
     if stream.set_nodelay(true).is_err() {
         return None;
@@ -291,8 +287,7 @@ mod tests {
         assert!(honest.iter().all(|one| !one.leave.is_cancelled()));
         drop((greedy, honest));
         assert!(is_empty(&listen));
-        let silent: Vec<_> =
-            std::iter::from_fn(|| listen.try_admit(address(1)).ok()).take(9).collect();
+        let silent: Vec<_> = std::iter::from_fn(|| listen.try_admit(address(1)).ok()).take(9).collect();
         let honest = listen.try_admit(address(2)).unwrap();
         assert!(silent[0].leave.is_cancelled() && !honest.leave.is_cancelled());
     }

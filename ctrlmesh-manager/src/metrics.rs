@@ -30,18 +30,8 @@ pub enum Refused {
 }
 
 /// In the order of [`Refused`].
-const REFUSED: [&str; 10] = [
-    "tls",
-    "slow",
-    "too_many",
-    "no_token",
-    "token",
-    "unbound",
-    "foreign",
-    "message",
-    "csr",
-    "unavailable",
-];
+const REFUSED: [&str; 10] =
+    ["tls", "slow", "too_many", "no_token", "token", "unbound", "foreign", "message", "csr", "unavailable"];
 
 #[derive(Clone, Debug)]
 pub struct Refusals([Counter; REFUSED.len()]);

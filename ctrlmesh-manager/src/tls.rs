@@ -28,10 +28,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 ///
 /// # Errors
 /// If the cryptographic library lacks what TLS needs.
-pub fn server(
-    presented: Arc<Presented>,
-    protocols: &[&[u8]],
-) -> Result<ServerConfig, rustls::Error> {
+pub fn server(presented: Arc<Presented>, protocols: &[&[u8]]) -> Result<ServerConfig, rustls::Error> {
     let verifier = WebPkiClientVerifier::no_client_auth();
     let mut config = tls::server(provider(), verifier, presented, protocols)?;
     config.ignore_client_order = true;

@@ -23,11 +23,8 @@ fn compiled(case: &Path) -> Result<Compiled> {
     let mut manifests = Manifests::default();
     manifests.read(&fs::read_to_string(case.join("in.yaml"))?)?;
     let before = case.join("before.yaml");
-    let before: Compiled = if before.exists() {
-        serde_saphyr::from_str(&fs::read_to_string(before)?)?
-    } else {
-        Compiled::default()
-    };
+    let before: Compiled =
+        if before.exists() { serde_saphyr::from_str(&fs::read_to_string(before)?)? } else { Compiled::default() };
     let members: Vec<Member> = manifests.pods.iter().map(Member::from).collect();
     let labelling = Labelling::default();
     let world = World {

@@ -49,8 +49,7 @@ fn the_docs_list_every_metric() -> Result<()> {
 
 #[test]
 fn the_shards_in_the_docs_are_valid() -> Result<()> {
-    let blocks =
-        SHARDING_CONFIG.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let blocks = SHARDING_CONFIG.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
     let shown: Vec<&str> = blocks.filter(|block| block.contains("kind: ShardingConfig")).collect();
     ensure!(shown.len() > 1, "{shown:?}");
     // Beside each other, as a reader may apply them.

@@ -56,10 +56,7 @@ fn invalid_manifests_are_refused_with_field_and_what_is_allowed() -> Result<()> 
 
 /// Rules that only a change or a status can break, each with its test.
 const ELSEWHERE: [(&str, &str); 4] = [
-    (
-        "selector: is immutable; it can be neither added nor removed.",
-        "xtask/e2e: definitions/changes.rs",
-    ),
+    ("selector: is immutable; it can be neither added nor removed.", "xtask/e2e: definitions/changes.rs"),
     ("root: can be neither added nor removed.", "xtask/e2e: definitions/changes.rs"),
     ("is immutable. Delete the ShardingConfig", "xtask/e2e: definitions/changes.rs"),
     ("every key must be a slot", "xtask/e2e: definitions/shown.rs"),
@@ -84,8 +81,7 @@ fn each_rule_of_the_schemas_has_a_manifest_that_breaks_it() -> Result<()> {
     let broken: Vec<&str> = lines.flat_map(|line| line.split('|')).map(str::trim).collect();
     // A word or two would be in many: what is compared says what is allowed.
     let has_manifest = |rule: &String| {
-        let is_of_rule =
-            |part: &&str| part.len() > 12 && (rule.contains(part) || part.contains(rule.as_str()));
+        let is_of_rule = |part: &&str| part.len() > 12 && (rule.contains(part) || part.contains(rule.as_str()));
         broken.iter().any(is_of_rule) || ELSEWHERE.iter().any(|(part, _)| rule.starts_with(part))
     };
     let without: Vec<&String> = rules.iter().filter(|rule| !has_manifest(rule)).collect();

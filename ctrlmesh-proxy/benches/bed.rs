@@ -62,9 +62,9 @@ impl Bed {
         for kind in kinds {
             match Process::contestant(*kind, &pki, backend.address) {
                 Some(process) => contestants.push((*kind, process)),
-                None => println!(
-                    "{kind} is left out: it is not installed (`cargo xtask setup` does, Debian's nginx-light)"
-                ),
+                None => {
+                    println!("{kind} is left out: it is not installed (`cargo xtask setup` does, Debian's nginx-light)")
+                }
             }
         }
         Self { contestants, backend, pki }
@@ -72,8 +72,7 @@ impl Bed {
 
     /// All contestants; in every other round from the last to the first.
     pub(crate) fn round(&self, round: usize) -> Vec<(Kind, &Process)> {
-        let mut order: Vec<_> =
-            self.contestants.iter().map(|(kind, process)| (*kind, process)).collect();
+        let mut order: Vec<_> = self.contestants.iter().map(|(kind, process)| (*kind, process)).collect();
         if round % 2 == 1 {
             order.reverse();
         }

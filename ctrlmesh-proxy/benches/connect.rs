@@ -4,11 +4,7 @@
 //! Each way has a network namespace and a client process of its own. A client connects and closes, in batches; after
 //! each batch another client has its turn, in an order that changes, so that what else the machine does hits all alike.
 //! Needs root, `ip`, `nsenter` and `iptables`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a benchmark prints, and panics where it cannot go on"
-)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints, and panics where it cannot go on")]
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -34,8 +30,7 @@ const BATCHES: usize = 50;
 const BELOW: &str = "burstable/pod/container";
 
 /// The ways, in the order of the table.
-const WAYS: [Way; 6] =
-    [Way::None, Way::Ours, Way::OursBelow, Way::OursByPort, Way::Iptables, Way::NoneAgain];
+const WAYS: [Way; 6] = [Way::None, Way::Ours, Way::OursBelow, Way::OursByPort, Way::Iptables, Way::NoneAgain];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -74,8 +69,7 @@ fn main() {
     let rounds = if arguments.iter().any(|argument| argument == "--quick") { 4 } else { 20 };
     assert!(nix::unistd::geteuid().is_root(), "the benchmark needs root");
     let pins = PathBuf::from(format!("/sys/fs/bpf/ctrlmesh-bench-{}", process::id()));
-    let mut interceptor =
-        Interceptor::open(Options { pins: pins.clone(), ..Options::new("bench") }).unwrap();
+    let mut interceptor = Interceptor::open(Options { pins: pins.clone(), ..Options::new("bench") }).unwrap();
     let mut lanes: Vec<Lane> = WAYS.iter().map(|way| Lane::new(*way, &mut interceptor)).collect();
     let mut results = vec![Vec::new(); WAYS.len()];
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
@@ -112,8 +106,7 @@ fn client() {
             let connected = start.elapsed();
             // Closed by a reset: connections that wait would fill up the ports, and slow the later ones down.
             let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
-            nix::sys::socket::setsockopt(&stream, nix::sys::socket::sockopt::Linger, &linger)
-                .unwrap();
+            nix::sys::socket::setsockopt(&stream, nix::sys::socket::sockopt::Linger, &linger).unwrap();
             let start = Instant::now();
             drop(stream);
             let took = (connected + start.elapsed()).as_nanos();
@@ -148,16 +141,10 @@ impl Lane {
         let path = Path::new("/run/netns").join(namespace);
         let namespace = Namespace::open(&path).unwrap();
         match way {
-            Way::None | Way::NoneAgain => {
-                namespace.run(|| TcpListener::bind(TARGET)).unwrap().unwrap()
-            }
+            Way::None | Way::NoneAgain => namespace.run(|| TcpListener::bind(TARGET)).unwrap().unwrap(),
             Way::Iptables => {
                 let rule = "iptables -t nat -A OUTPUT -p tcp -d 10.96.0.1 --dport 443 -j REDIRECT --to-ports 15001";
-                must(
-                    Command::new("nsenter")
-                        .arg(format!("--net={}", path.display()))
-                        .args(rule.split(' ')),
-                );
+                must(Command::new("nsenter").arg(format!("--net={}", path.display())).args(rule.split(' ')));
                 namespace.run(|| TcpListener::bind(("0.0.0.0", PROXY))).unwrap().unwrap()
             }
             Way::OursByPort => namespace.run(|| TcpListener::bind(("::", PROXY))).unwrap().unwrap(),
@@ -214,8 +201,7 @@ impl Lane {
         client.orders.write_all(b"\n").unwrap();
         let mut line = String::new();
         client.answers.read_line(&mut line).unwrap();
-        let times: Vec<u32> =
-            line.split_ascii_whitespace().map(|time| time.parse().unwrap()).collect();
+        let times: Vec<u32> = line.split_ascii_whitespace().map(|time| time.parse().unwrap()).collect();
         assert_eq!(times.len(), BATCH - WARM_UP, "a client failed");
         while self.listener.accept().is_ok() {}
         times
@@ -243,9 +229,7 @@ impl Drop for Lane {
 
 /// Busy until the last process is gone.
 fn remove(cgroup: &Path) {
-    while fs::remove_dir(cgroup)
-        .is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
-    {
+    while fs::remove_dir(cgroup).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy) {
         thread::yield_now();
     }
 }
@@ -290,8 +274,7 @@ fn print(results: &[Vec<Quantiles>], rounds: usize) {
     println!("|---|---|---|---|---|");
     let none = median(&results[0], |round| round.p50);
     for (way, rounds) in WAYS.iter().zip(results) {
-        let ratios: Vec<f64> =
-            rounds.iter().zip(&results[0]).map(|(round, none)| round.p50 / none.p50).collect();
+        let ratios: Vec<f64> = rounds.iter().zip(&results[0]).map(|(round, none)| round.p50 / none.p50).collect();
         println!(
             "| {} | {} | {:+.1} % ({:+.1} to {:+.1}) | {} | {:+.2} |",
             way.name(),
@@ -326,10 +309,8 @@ fn percent(ratio: f64) -> f64 {
 
 fn spread(rounds: &[Quantiles], value: impl Fn(&Quantiles) -> f64) -> String {
     let values: Vec<f64> = rounds.iter().map(value).collect();
-    let (least, most) = (
-        values.iter().copied().fold(f64::MAX, f64::min),
-        values.iter().copied().fold(f64::MIN, f64::max),
-    );
+    let (least, most) =
+        (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max));
     format!("{:.2} ({least:.2} to {most:.2})", middle(values))
 }
 
@@ -340,11 +321,7 @@ fn median(rounds: &[Quantiles], value: impl Fn(&Quantiles) -> f64) -> f64 {
 fn middle(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
-    if values.len().is_multiple_of(2) {
-        f64::midpoint(values[half - 1], values[half])
-    } else {
-        values[half]
-    }
+    if values.len().is_multiple_of(2) { f64::midpoint(values[half - 1], values[half]) } else { values[half] }
 }
 
 fn must(command: &mut Command) {

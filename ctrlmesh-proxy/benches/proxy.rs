@@ -3,12 +3,7 @@
 //! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle|profile [--quick]`. All contestants run at once and
 //! are asked in turn; every other round goes from the last to the first. CPU is what the kernel counts for a
 //! contestant's processes. Each figure is the median of the rounds, with the least and the greatest.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::large_futures,
-    reason = "a bench prints, or panics"
-)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::large_futures, reason = "a bench prints, or panics")]
 #![allow(clippy::disallowed_methods, reason = "benches are not drained")]
 #![allow(clippy::cast_precision_loss, reason = "what is counted is far below 2^52")]
 
@@ -47,29 +42,19 @@ type Figures = BTreeMap<(usize, &'static str), Vec<f64>>;
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let runtime = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build_local(LocalOptions::default())
-        .unwrap();
+    let runtime = runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).unwrap();
     match arguments.as_slice() {
         ["backend", address, dir] => {
             runtime.block_on(backend::run(address.parse().unwrap(), Path::new(dir)));
         }
         ["relay", address, dir, to] => {
-            runtime.block_on(relay::run(
-                address.parse().unwrap(),
-                Path::new(dir),
-                to.parse().unwrap(),
-            ));
+            runtime.block_on(relay::run(address.parse().unwrap(), Path::new(dir), to.parse().unwrap()));
         }
         _ => {
             let quick = arguments.contains(&"--quick");
-            let size =
-                if quick { Size { rounds: 3, divisor: 4 } } else { Size { rounds: 7, divisor: 1 } };
-            let chosen = |name| {
-                !arguments.iter().any(|argument| BENCHES.contains(argument))
-                    || arguments.contains(&name)
-            };
+            let size = if quick { Size { rounds: 3, divisor: 4 } } else { Size { rounds: 7, divisor: 1 } };
+            let chosen =
+                |name| !arguments.iter().any(|argument| BENCHES.contains(argument)) || arguments.contains(&name);
             // `cargo test --benches` only builds.
             if arguments.contains(&"--test") {
                 return;
@@ -99,14 +84,10 @@ async fn request(size: Size) {
             for round in 0..size.rounds {
                 for (kind, process) in bed.round(round) {
                     let count = count / size.divisor;
-                    load::requests(&bed.pki, process.address, version, SMALL, at_once, count / 10)
-                        .await;
+                    load::requests(&bed.pki, process.address, version, SMALL, at_once, count / 10).await;
                     let (before, begun) = (process.cpu_seconds(), Instant::now());
-                    let mut took =
-                        load::requests(&bed.pki, process.address, version, SMALL, at_once, count)
-                            .await;
-                    let (cpu, wall) =
-                        (process.cpu_seconds() - before, begun.elapsed().as_secs_f64());
+                    let mut took = load::requests(&bed.pki, process.address, version, SMALL, at_once, count).await;
+                    let (cpu, wall) = (process.cpu_seconds() - before, begun.elapsed().as_secs_f64());
                     let requests = took.len() as f64;
                     note(&mut figures, kind, "1 p50 µs", load::percentile(&mut took, 0.5));
                     note(&mut figures, kind, "2 p99 µs", load::percentile(&mut took, 0.99));
@@ -146,9 +127,7 @@ async fn list(size: Size) {
 /// Events of one watch, a millisecond apart: of ours with a rule, too, whose events are looked at.
 async fn watch(size: Size) {
     let bed = Bed::start(&[ALL, &[Kind::Ruled]].concat());
-    for (version, (path, bytes)) in
-        VERSIONS.into_iter().flat_map(|one| backend::WATCHES.map(|two| (one, two)))
-    {
+    for (version, (path, bytes)) in VERSIONS.into_iter().flat_map(|one| backend::WATCHES.map(|two| (one, two))) {
         let mut figures = Figures::new();
         for round in 0..size.rounds {
             for (kind, process) in bed.round(round) {
@@ -211,18 +190,11 @@ async fn idle(size: Size) {
 }
 
 /// Opens watches, over HTTP/2 as many on one connection as an operator has.
-async fn hold(
-    bed: &Bed,
-    process: &Process,
-    version: Version,
-    watches: usize,
-) -> Vec<(Client, hyper::body::Incoming)> {
+async fn hold(bed: &Bed, process: &Process, version: Version, watches: usize) -> Vec<(Client, hyper::body::Incoming)> {
     let mut held: Vec<(Client, hyper::body::Incoming)> = Vec::with_capacity(watches);
     for number in 0..watches {
         let mut client = match held.last() {
-            Some((last, _)) if number % WATCHES_OF_ONE > 0 => {
-                last.another(&bed.pki, process.address).await
-            }
+            Some((last, _)) if number % WATCHES_OF_ONE > 0 => last.another(&bed.pki, process.address).await,
             _ => Client::connect(&bed.pki, process.address, version).await,
         };
         let mut body = client.get("/api/v1/pods?watch=true&resourceVersion=1").await;
@@ -294,10 +266,7 @@ fn show(title: &str, kinds: &[Kind], mut figures: Figures) {
         for column in &columns {
             print!(
                 " {} |",
-                figures
-                    .get_mut(&(*kind as usize, *column))
-                    .map(|values| spread(values))
-                    .unwrap_or_default()
+                figures.get_mut(&(*kind as usize, *column)).map(|values| spread(values)).unwrap_or_default()
             );
         }
         println!();

@@ -102,11 +102,7 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     process.live(None, Box::pin(begun), async {}).await
 }
 
-async fn begin_sidecar(
-    process: Process,
-    args: SidecarArgs,
-    starting: BlockReady,
-) -> Result<Begun, AppError> {
+async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady) -> Result<Begun, AppError> {
     let Process { metrics, drain, .. } = &process;
     let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
     let never = CancellationToken::new();
@@ -115,12 +111,8 @@ async fn begin_sidecar(
         None => policy::enforce(args.policy.source(), pod, metrics, drain, never)?,
         Some(manager) => {
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
-            let followed = subscription::follow(
-                manager.clone(),
-                subscription::Subscriber::Pod(pod.clone()),
-                metrics,
-                drain,
-            )?;
+            let followed =
+                subscription::follow(manager.clone(), subscription::Subscriber::Pod(pod.clone()), metrics, drain)?;
             // Nothing is served before the policy is known.
             let first = subscription::policy_of(pod, followed.policies, metrics, drain);
             let Some(policy) = first.await else { return Ok(Begun::default()) };
@@ -146,8 +138,7 @@ async fn begin_sidecar(
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
         let listener = listen("redirected connections", address)?;
         // Redirected connections arrive at loopback addresses, which nobody outside the pod can dial.
-        let inside =
-            |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);
+        let inside = |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);
         drain.spawn(acceptor.clone().run(listener, inside, drain.clone()));
     }
     match args.redirected {
@@ -158,12 +149,7 @@ async fn begin_sidecar(
 }
 
 /// Becomes ready once the proxy's own connections reach the API server.
-fn ready_once_reached(
-    target: Target,
-    ca: &Path,
-    drain: &Drain,
-    starting: BlockReady,
-) -> Result<(), AppError> {
+fn ready_once_reached(target: Target, ca: &Path, drain: &Drain, starting: BlockReady) -> Result<(), AppError> {
     let (trust, stop) = (Trust::load(ca)?, drain.clone());
     drain.spawn(async move {
         tokio::select! {
@@ -253,11 +239,7 @@ fn removal_check(args: &NodeArgs) -> Result<Option<RemovalCheck>, AppError> {
 
 impl Process {
     /// The source of a certificate for `names`. The manager signs it where no flag says otherwise.
-    async fn certificate(
-        &self,
-        names: &[String],
-        manager: Option<Endpoint>,
-    ) -> Result<Source, ConfigError> {
+    async fn certificate(&self, names: &[String], manager: Option<Endpoint>) -> Result<Source, ConfigError> {
         match manager.filter(|_| self.args.lacks_certificate()) {
             None => self.args.certificate(names),
             Some(manager) => {

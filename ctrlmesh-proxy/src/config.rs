@@ -48,29 +48,14 @@ pub struct CommonArgs {
     #[arg(long, env = "CTRLMESH_PROXY_THREADS", default_value_t = 0, value_name = "N")]
     pub threads: usize,
     /// How many connections of clients may be open at once.
-    #[arg(
-        long,
-        env = "CTRLMESH_PROXY_MAX_CONNECTIONS",
-        default_value_t = 16_384,
-        value_name = "N"
-    )]
+    #[arg(long, env = "CTRLMESH_PROXY_MAX_CONNECTIONS", default_value_t = 16_384, value_name = "N")]
     pub max_connections: usize,
     /// How many of them may be of one pod, where one process serves many: so no pod takes the places of the others.
-    #[arg(
-        long,
-        env = "CTRLMESH_PROXY_MAX_CONNECTIONS_PER_POD",
-        default_value_t = 1_024,
-        value_name = "N"
-    )]
+    #[arg(long, env = "CTRLMESH_PROXY_MAX_CONNECTIONS_PER_POD", default_value_t = 1_024, value_name = "N")]
     pub max_connections_per_pod: usize,
     /// How much memory the process may use: in bytes, or with Ki, Mi or Gi behind it. Half of it may wait for those who
     /// do not read, and a quarter of that for one pod, where one process serves many.
-    #[arg(
-        long,
-        env = "CTRLMESH_PROXY_MEMORY_LIMIT",
-        default_value = "512Mi",
-        value_name = "AMOUNT"
-    )]
+    #[arg(long, env = "CTRLMESH_PROXY_MEMORY_LIMIT", default_value = "512Mi", value_name = "AMOUNT")]
     pub memory_limit: MemoryLimit,
     /// How long a connection to the API server may take to open, TLS included.
     #[arg(long, env = "CTRLMESH_PROXY_CONNECT_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
@@ -135,12 +120,7 @@ pub struct NodeArgs {
     pub manager: ManagerArgs,
     /// Our own `DaemonSet`: where it is gone when this process ends, or its namespace, pods are let go of; otherwise
     /// they wait for the next process.
-    #[arg(
-        long,
-        env = "CTRLMESH_PROXY_DAEMON_SET",
-        value_name = "NAMESPACE/NAME",
-        requires = "api_token"
-    )]
+    #[arg(long, env = "CTRLMESH_PROXY_DAEMON_SET", value_name = "NAMESPACE/NAME", requires = "api_token")]
     pub daemon_set: Option<PodName>,
     /// Our own account's token, made out to the API server, to ask for that.
     #[arg(long, env = "CTRLMESH_PROXY_API_TOKEN", value_name = "FILE", requires = "daemon_set")]
@@ -216,14 +196,10 @@ impl CommonArgs {
     /// The source of the certificate, which carries `names` beside those of `--tls-name`.
     pub fn certificate(&self, names: &[String]) -> Result<Source, ConfigError> {
         match (&self.mesh_ca, &self.tls_cert, &self.tls_key) {
-            (Some(ca), ..) => Ok(Source::MeshCa {
-                cert: ca.cert.clone(),
-                key: ca.key.clone(),
-                names: self.names(names),
-            }),
-            (None, Some(cert), Some(key)) => {
-                Ok(Source::Files { cert: cert.clone(), key: key.clone() })
+            (Some(ca), ..) => {
+                Ok(Source::MeshCa { cert: ca.cert.clone(), key: ca.key.clone(), names: self.names(names) })
             }
+            (None, Some(cert), Some(key)) => Ok(Source::Files { cert: cert.clone(), key: key.clone() }),
             _ => Err(ConfigError::NoCertificate),
         }
     }
@@ -238,22 +214,14 @@ impl CommonArgs {
     }
 
     pub fn serving_threads(&self) -> usize {
-        if self.threads > 0 {
-            self.threads
-        } else {
-            thread::available_parallelism().map_or(1, usize::from)
-        }
+        if self.threads > 0 { self.threads } else { thread::available_parallelism().map_or(1, usize::from) }
     }
 }
 
 impl SidecarArgs {
     /// The API server to forward to.
     pub fn target(&self) -> Result<Target, ConfigError> {
-        self.upstream
-            .clone()
-            .or_else(Upstream::of_the_cluster)
-            .ok_or(ConfigError::NoUpstream)?
-            .target()
+        self.upstream.clone().or_else(Upstream::of_the_cluster).ok_or(ConfigError::NoUpstream)?.target()
     }
 }
 
@@ -316,9 +284,7 @@ impl FromStr for MeshCa {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         match text.split_once(',') {
-            Some((cert, key)) if !cert.is_empty() && !key.is_empty() => {
-                Ok(Self { cert: cert.into(), key: key.into() })
-            }
+            Some((cert, key)) if !cert.is_empty() && !key.is_empty() => Ok(Self { cert: cert.into(), key: key.into() }),
             _ => Err(ConfigError::MeshCa { seen: text.to_owned() }),
         }
     }
@@ -350,9 +316,7 @@ mod tests {
         assert_eq!(parsed, Upstream { host: "fd00::1".into(), port: 6443 });
         let parsed: Upstream = "https://kubernetes.default.svc/".parse().unwrap();
         assert_eq!(parsed, Upstream { host: "kubernetes.default.svc".into(), port: 443 });
-        for wrong in
-            ["http://10.0.0.1:443", "10.0.0.1:443", "https://", "https://a/b", "https://token@host"]
-        {
+        for wrong in ["http://10.0.0.1:443", "10.0.0.1:443", "https://", "https://a/b", "https://token@host"] {
             assert!(wrong.parse::<Upstream>().is_err(), "{wrong}");
         }
     }

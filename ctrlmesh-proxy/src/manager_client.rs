@@ -115,26 +115,17 @@ impl Endpoint {
     }
 
     /// Uses a TCP connection that the caller has opened, for example from another address.
-    pub async fn connect_over(
-        &self,
-        stream: TcpStream,
-        drain: &Drain,
-    ) -> Result<Connection, ConnectError> {
+    pub async fn connect_over(&self, stream: TcpStream, drain: &Drain) -> Result<Connection, ConnectError> {
         Box::pin(self.open(Some(stream), drain)).await
     }
 
-    async fn open(
-        &self,
-        tcp: Option<TcpStream>,
-        drain: &Drain,
-    ) -> Result<Connection, ConnectError> {
+    async fn open(&self, tcp: Option<TcpStream>, drain: &Drain) -> Result<Connection, ConnectError> {
         let tls = self.tls()?;
         let authorization = self.authorization()?;
         let Address { host, port } = &self.address;
         let unfit = || ConnectError::Host { host: host.clone() };
         let name = ServerName::try_from(host.clone()).map_err(|_unfit| unfit())?;
-        let authority =
-            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let origin = Uri::builder().scheme(Scheme::HTTPS).authority(authority).path_and_query("/");
         let origin = origin.build().map_err(|_unfit| unfit())?;
         let stream = match tcp {
@@ -149,36 +140,27 @@ impl Endpoint {
             .keep_alive_timeout(KEEP_ALIVE)
             .keep_alive_while_idle(true);
         let begun = Box::pin(http2.handshake(TokioIo::new(stream)));
-        let begun =
-            time::timeout(CONNECT_TIMEOUT, begun).await.map_err(|_elapsed| ConnectError::Late)?;
+        let begun = time::timeout(CONNECT_TIMEOUT, begun).await.map_err(|_elapsed| ConnectError::Late)?;
         let (sender, connection) = begun.map_err(ConnectError::Http)?;
         drain.spawn(async move {
             if let Err(error) = connection.await {
                 debug!(error = &error as &dyn std::error::Error, "connection to the manager broke");
             }
         });
-        let grpc = Grpc::with_origin(Channel(sender), origin)
-            .max_decoding_message_size(wire::MAX_UPDATE_BYTES);
+        let grpc = Grpc::with_origin(Channel(sender), origin).max_decoding_message_size(wire::MAX_UPDATE_BYTES);
         Ok(Connection { grpc, authorization })
     }
 
     /// Tries the Service's address first. Where that fails, the name may lead to a Service that was created anew.
-    async fn reach(
-        &self,
-        tls: &TlsConnector,
-        name: &ServerName<'static>,
-    ) -> io::Result<TlsStream<TcpStream>> {
+    async fn reach(&self, tls: &TlsConnector, name: &ServerName<'static>) -> io::Result<TlsStream<TcpStream>> {
         let Address { host, port } = &self.address;
-        let by_name =
-            || secured(TcpStream::connect((host.as_str(), *port)), CONNECT_TIMEOUT, tls, name);
+        let by_name = || secured(TcpStream::connect((host.as_str(), *port)), CONNECT_TIMEOUT, tls, name);
         let Some(address) = self.service_ip else { return by_name().await };
-        match secured(TcpStream::connect((address, *port)), SERVICE_CONNECT_TIMEOUT, tls, name)
-            .await
-        {
+        match secured(TcpStream::connect((address, *port)), SERVICE_CONNECT_TIMEOUT, tls, name).await {
             Ok(stream) => Ok(stream),
-            Err(there) => by_name().await.map_err(|error| {
-                io::Error::new(error.kind(), format!("at {address}: {there}; by its name: {error}"))
-            }),
+            Err(there) => by_name()
+                .await
+                .map_err(|error| io::Error::new(error.kind(), format!("at {address}: {there}; by its name: {error}"))),
         }
     }
 
@@ -268,14 +250,10 @@ async fn secured(
     let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
     let stream = time::timeout(timeout, reach).await.map_err(late)??;
     stream.set_nodelay(true)?;
-    time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.connect(name.clone(), stream)))
-        .await
-        .map_err(late)?
+    time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.connect(name.clone(), stream))).await.map_err(late)?
 }
 
-async fn in_time<T>(
-    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-) -> Result<T, Status> {
+async fn in_time<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
     match time::timeout(ANSWER_TIMEOUT, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
         Err(_elapsed) => Err(Status::deadline_exceeded("the manager does not answer")),

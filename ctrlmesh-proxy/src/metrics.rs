@@ -85,24 +85,10 @@ impl Metrics {
             spliced: counter(to, "watches_spliced", "Open watches carried over to a new policy"),
             expired: counter(to, "watches_expired", "Open watches ended with 410 by a new policy"),
             accepted: counter(to, "accepted", "Connections accepted"),
-            upstream_errors: reasons(
-                to,
-                "upstream_errors",
-                "Failures to ask the API server",
-                UPSTREAM_ERRORS,
-            ),
-            client_errors: reasons(
-                to,
-                "client_errors",
-                "Connections of clients ended early",
-                CLIENT_ERRORS,
-            ),
+            upstream_errors: reasons(to, "upstream_errors", "Failures to ask the API server", UPSTREAM_ERRORS),
+            client_errors: reasons(to, "client_errors", "Connections of clients ended early", CLIENT_ERRORS),
             open: gauges(to),
-            unread: gauge(
-                to,
-                "unread_bytes",
-                "What waits for those who do not read, and what is held for it",
-            ),
+            unread: gauge(to, "unread_bytes", "What waits for those who do not read, and what is held for it"),
             served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
             waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
             added: added(to),
@@ -205,24 +191,15 @@ impl Drop for Open {
 
 fn requests(registry: &mut Registry) -> Vec<[Counter; OUTCOMES.len()]> {
     let family: Family<RequestLabels, Counter> = Family::default();
-    registry.register(
-        "requests",
-        "Requests that ended, by Kubernetes verb and outcome",
-        family.clone(),
-    );
-    let of =
-        |verb| OUTCOMES.map(|outcome| family.get_or_create_owned(&RequestLabels { verb, outcome }));
+    registry.register("requests", "Requests that ended, by Kubernetes verb and outcome", family.clone());
+    let of = |verb| OUTCOMES.map(|outcome| family.get_or_create_owned(&RequestLabels { verb, outcome }));
     VERBS.map(of).to_vec()
 }
 
 fn gauges(to: &mut Registry) -> Gauges {
     Gauges {
         connections: gauge(to, "connections", "Open connections of clients"),
-        upstream_connections: gauge(
-            to,
-            "upstream_connections",
-            "Open connections to the API server",
-        ),
+        upstream_connections: gauge(to, "upstream_connections", "Open connections to the API server"),
         streams: gauge(to, "streams", "Requests under way, watches included"),
         watches: gauge(to, "watches", "Open watches"),
         tunnels: gauge(to, "tunnels", "Open tunnels"),
@@ -231,8 +208,7 @@ fn gauges(to: &mut Registry) -> Gauges {
 
 fn added(registry: &mut Registry) -> Added {
     let histogram = Added::default();
-    let help =
-        "Time from the end of a request's head to its being sent on, and the same for its response";
+    let help = "Time from the end of a request's head to its being sent on, and the same for its response";
     registry.register_with_unit("added", help, Unit::Seconds, histogram.clone());
     histogram
 }
@@ -279,18 +255,9 @@ mod tests {
         }
         metrics.begin_request();
         let page = metrics.render().unwrap();
-        assert!(
-            page.contains(r#"ctrlmesh_proxy_requests_total{verb="watch",outcome="ok"} 1"#),
-            "{page}"
-        );
-        assert!(
-            page.contains(r#"ctrlmesh_proxy_requests_total{verb="other",outcome="refused"} 1"#),
-            "{page}"
-        );
-        assert!(
-            page.contains(r#"ctrlmesh_proxy_requests_total{verb="get",outcome="ok"} 0"#),
-            "{page}"
-        );
+        assert!(page.contains(r#"ctrlmesh_proxy_requests_total{verb="watch",outcome="ok"} 1"#), "{page}");
+        assert!(page.contains(r#"ctrlmesh_proxy_requests_total{verb="other",outcome="refused"} 1"#), "{page}");
+        assert!(page.contains(r#"ctrlmesh_proxy_requests_total{verb="get",outcome="ok"} 0"#), "{page}");
         assert!(page.contains("ctrlmesh_proxy_streams 1"), "{page}");
     }
 

@@ -105,12 +105,7 @@ impl Node {
     ///
     /// # Errors
     /// If the kernel does not let us, or there is no list.
-    pub fn open(
-        settings: Settings,
-        acceptor: Acceptor,
-        served: BySlot,
-        drain: Drain,
-    ) -> Result<Self, NodeError> {
+    pub fn open(settings: Settings, acceptor: Acceptor, served: BySlot, drain: Drain) -> Result<Self, NodeError> {
         let Settings { pods, targets, port, state, removal, handover } = settings;
         let config = ReconcilerConfig { targets, port, pins: removal.pins.clone(), state };
         let reconciler = Reconciler::open(pods, config, acceptor, served, drain.clone())?;
@@ -250,9 +245,7 @@ impl Node {
 
     /// Hands over to the successor, if there is one. Returns whether it serves now.
     async fn hand_over(&self, serving_lock: &mut Option<ServingLock>) -> bool {
-        let Some(serving_lock) =
-            serving_lock.as_mut().filter(|serving_lock| serving_lock.has_successor())
-        else {
+        let Some(serving_lock) = serving_lock.as_mut().filter(|serving_lock| serving_lock.has_successor()) else {
             return false;
         };
         let given = match self.reconciler.listeners() {

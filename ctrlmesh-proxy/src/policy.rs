@@ -23,9 +23,7 @@ pub mod subscription;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};
-pub use history::{
-    Forgotten, History, HistoryFile, InForce, ReadOf, Reading, Unread, remove_abandoned,
-};
+pub use history::{Forgotten, History, HistoryFile, InForce, ReadOf, Reading, Unread, remove_abandoned};
 pub use sharding::ShardingError;
 pub use store::{PodPolicies, StoreError};
 
@@ -51,12 +49,7 @@ pub struct PolicyArgs {
     #[arg(long, env = "CTRLMESH_PROXY_POD", value_name = "NAMESPACE/NAME")]
     pub pod: Option<PodName>,
     /// A label of that pod, for the selectors of `ShardingConfigs`; its name in a StatefulSet is known.
-    #[arg(
-        long = "pod-label",
-        env = "CTRLMESH_PROXY_POD_LABELS",
-        value_name = "KEY=VALUE",
-        value_delimiter = ','
-    )]
+    #[arg(long = "pod-label", env = "CTRLMESH_PROXY_POD_LABELS", value_name = "KEY=VALUE", value_delimiter = ',')]
     pub pod_labels: Vec<PodLabel>,
 }
 
@@ -138,9 +131,7 @@ impl FromStr for PodName {
     type Err = PodNameError;
 
     fn from_str(text: &str) -> Result<Self, PodNameError> {
-        let parts = text
-            .split_once('/')
-            .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
+        let parts = text.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
         let parts = parts.filter(|(_, name)| !name.contains('/'));
         let (namespace, name) = parts.ok_or_else(|| PodNameError { text: text.to_owned() })?;
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
@@ -167,9 +158,7 @@ impl Source {
     /// The file that is read.
     pub fn file(&self) -> &PathBuf {
         match self {
-            Self::Policy(file) | Self::ShardingConfig { file, .. } | Self::Shard { file, .. } => {
-                file
-            }
+            Self::Policy(file) | Self::ShardingConfig { file, .. } | Self::Shard { file, .. } => file,
         }
     }
 }

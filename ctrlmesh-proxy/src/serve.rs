@@ -54,12 +54,7 @@ impl Server {
         let Accepted { stream, client, origin, guard } = accepted;
         let collect = CollectBudget::new(origin.pod);
         let unread = UnreadBytes::new(guard.budget().clone());
-        let resources = ConnectionResources {
-            _open: self.metrics.connection(),
-            _guard: guard,
-            collect,
-            unread,
-        };
+        let resources = ConnectionResources { _open: self.metrics.connection(), _guard: guard, collect, unread };
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
@@ -92,9 +87,7 @@ impl Server {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
         match self.in_time(deadline, stream.peek(&mut first)).await? {
-            Ok(1) if first[0] == TLS_HANDSHAKE => {
-                self.terminate(stream, target, served, resources, deadline).await
-            }
+            Ok(1) if first[0] == TLS_HANDSHAKE => self.terminate(stream, target, served, resources, deadline).await,
             Ok(1) => {
                 self.pass(stream, &target.address, served.policy, deadline).await;
                 drop(resources);
@@ -143,13 +136,7 @@ impl Server {
     ///
     /// A TLS alert, an `SSLv2` hello or a PROXY line may stand before an ordinary handshake, to which nobody would
     /// apply the policy.
-    async fn pass(
-        &self,
-        stream: TcpStream,
-        destination: &Address,
-        mut policy: Current,
-        deadline: Instant,
-    ) {
+    async fn pass(&self, stream: TcpStream, destination: &Address, mut policy: Current, deadline: Instant) {
         if !policy.borrow_and_update().passes_everything() {
             self.metrics.client_error(ClientError::NotTls);
             return drop(self.in_time(deadline, refuse::not_tls(stream)).await);

@@ -152,11 +152,7 @@ impl Dialer {
         self.connect_until(address, Instant::now() + self.deadline).await
     }
 
-    async fn connect_until(
-        &self,
-        address: &Address,
-        until: Instant,
-    ) -> Result<TcpStream, SendError> {
+    async fn connect_until(&self, address: &Address, until: Instant) -> Result<TcpStream, SendError> {
         let stream = time::timeout_at(until, address.connect())
             .await
             .map_err(|_elapsed| self.too_late())
@@ -167,12 +163,7 @@ impl Dialer {
     }
 
     /// Opens a connection and begins TLS on it.
-    async fn dial(
-        &self,
-        target: &Target,
-        http2: bool,
-        until: Instant,
-    ) -> Result<ClientStream, SendError> {
+    async fn dial(&self, target: &Target, http2: bool, until: Instant) -> Result<ClientStream, SendError> {
         let stream = self.connect_until(&target.address, until).await?;
         let client = self.trust.client();
         let config = if http2 { client.http2 } else { client.http1 };
@@ -209,13 +200,7 @@ impl Dialer {
 impl Upstream {
     /// `leaving` is notified once the API server asks its client to go elsewhere; `unread` counts the bytes that wait
     /// to be sent to the API server.
-    pub fn new(
-        http2: bool,
-        dialer: Rc<Dialer>,
-        target: Target,
-        leaving: Rc<Notify>,
-        unread: Rc<UnreadBytes>,
-    ) -> Self {
+    pub fn new(http2: bool, dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>, unread: Rc<UnreadBytes>) -> Self {
         if http2 {
             return Upstream::Http2(http2::Pool::new(dialer, target, leaving, unread));
         }
@@ -230,9 +215,7 @@ impl Upstream {
     ) -> Result<Response<Relay>, SendError> {
         match self {
             Upstream::Http1(pool) => pool.send(request).await,
-            Upstream::Http2(pool) => {
-                pool.send(request, &http2::UsedConnection::default(), on_informational).await
-            }
+            Upstream::Http2(pool) => pool.send(request, &http2::UsedConnection::default(), on_informational).await,
         }
     }
 

@@ -134,11 +134,7 @@ impl Watch {
     }
 
     /// Splices a watch that has just begun.
-    fn begin_spliced(
-        &mut self,
-        head: Parts,
-        old: Vec<Arc<InForce>>,
-    ) -> Result<(), UnreadableFrames> {
+    fn begin_spliced(&mut self, head: Parts, old: Vec<Arc<InForce>>) -> Result<(), UnreadableFrames> {
         let frames = self.frames.as_mut();
         let (encoding, frames) = frames.ok_or_else(|| UnreadableFrames(self.template.clone()))?;
         let (encoding, at) = (*encoding, frames.at());
@@ -153,18 +149,10 @@ impl Watch {
         let (session, template) = (self.session.clone(), self.template.clone());
         let (send, pages) = mpsc::channel(1);
         let reads = Box::pin(splice::run(session, template, encoding, over, reading, send));
-        self.state = State::SpliceInProgress(Box::new(SpliceInProgress {
-            encoding,
-            reads,
-            outcome: None,
-            pages,
-        }));
+        self.state = State::SpliceInProgress(Box::new(SpliceInProgress { encoding, reads, outcome: None, pages }));
     }
 
-    pub(crate) fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         loop {
             self.check_policy(cx);
             if matches!(self.state, State::Cutting)
@@ -193,19 +181,17 @@ impl Watch {
                         return Poll::Ready(Some(Ok(Frame::data(bytes))));
                     }
                 }
-                State::Passing | State::Cutting => {
-                    match ready!(Pin::new(&mut self.upstream).poll_frame(cx)) {
-                        Some(Ok(frame)) => {
-                            if let Some(frame) = self.pass(frame) {
-                                return Poll::Ready(Some(frame));
-                            }
-                        }
-                        last => {
-                            let expired = self.expire().map(|last| Ok(Frame::data(last)));
-                            return Poll::Ready(expired.or(last));
+                State::Passing | State::Cutting => match ready!(Pin::new(&mut self.upstream).poll_frame(cx)) {
+                    Some(Ok(frame)) => {
+                        if let Some(frame) = self.pass(frame) {
+                            return Poll::Ready(Some(frame));
                         }
                     }
-                }
+                    last => {
+                        let expired = self.expire().map(|last| Ok(Frame::data(last)));
+                        return Poll::Ready(expired.or(last));
+                    }
+                },
             }
         }
     }
@@ -223,8 +209,7 @@ impl Watch {
         loop {
             let changed = self.session.policy.has_changed_since(self.in_force.policy());
             let draining = self.session.server.drain.has_started();
-            if matches!(self.state, State::Passing) && (draining || changed && self.needs_splice())
-            {
+            if matches!(self.state, State::Passing) && (draining || changed && self.needs_splice()) {
                 self.state = State::Cutting;
             }
             if draining {
@@ -292,8 +277,7 @@ impl Watch {
         let now = self.session.policy.read(self.in_force.of());
         let new = now.policy().clone();
         let before = self.replace_policy(now);
-        let over =
-            Transition { at: frames.at(), old: vec![before.policy().clone()], new, begun: None };
+        let over = Transition { at: frames.at(), old: vec![before.policy().clone()], new, begun: None };
         self.splice(encoding, over, Some(before));
         None
     }

@@ -23,11 +23,7 @@ const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
 
 async fn echo(pki: &Pki) -> Upstream {
-    Upstream::http(
-        pki.server(PROTOCOLS),
-        |seen| async move { whole(StatusCode::CREATED, seen.body) },
-    )
-    .await
+    Upstream::http(pki.server(PROTOCOLS), |seen| async move { whole(StatusCode::CREATED, seen.body) }).await
 }
 
 #[tokio::test]
@@ -92,10 +88,7 @@ async fn an_api_server_that_is_down_is_503_with_retry_after() {
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(answer.headers.contains_key("retry-after"));
         let status: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
-        assert_eq!(
-            (&status["kind"], &status["reason"]),
-            (&"Status".into(), &"ServiceUnavailable".into())
-        );
+        assert_eq!((&status["kind"], &status["reason"]), (&"Status".into(), &"ServiceUnavailable".into()));
         assert_eq!(status["code"], 503);
     }
     assert!(proxy.metric(r#"ctrlmesh_proxy_upstream_errors_total{reason="connect"}"#).await >= 2.0);
@@ -130,9 +123,7 @@ async fn a_replaced_upstream_ca_is_believed_without_a_restart() {
 #[tokio::test]
 async fn an_api_server_without_http2_is_spoken_to_in_http1() {
     let pki = Pki::new();
-    let upstream =
-        Upstream::http(pki.server(&["http/1.1"]), |_| async { whole(StatusCode::CREATED, "") })
-            .await;
+    let upstream = Upstream::http(pki.server(&["http/1.1"]), |_| async { whole(StatusCode::CREATED, "") }).await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
     let first = Client::connect(&pki, proxy.address, Version::HTTP_2).await.get("/api").await;
     assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -223,8 +214,7 @@ async fn concurrent_requests_share_one_connection_attempt() {
 #[tokio::test]
 async fn an_http2_client_falls_back_to_http1_with_the_api_server() {
     let pki = Pki::new();
-    let upstream =
-        Upstream::http(pki.server(&["http/1.1"]), |_| async { whole(StatusCode::OK, "") }).await;
+    let upstream = Upstream::http(pki.server(&["http/1.1"]), |_| async { whole(StatusCode::OK, "") }).await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
     let mut first = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
     // Offered HTTP/2 too, before anything was known.

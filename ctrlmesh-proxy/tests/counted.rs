@@ -30,10 +30,7 @@ async fn a_request_is_counted_when_its_answer_ends() {
         assert_eq!((counted(&bed, "ok").await, under_way(&bed).await), (0.0, 1.0), "{version:?}");
         watching.send = harness::upstream::streamed().0;
         assert_eq!(watching.next().await, None);
-        until("the count", || async {
-            counted(&bed, "ok").await == 1.0 && under_way(&bed).await == 0.0
-        })
-        .await;
+        until("the count", || async { counted(&bed, "ok").await == 1.0 && under_way(&bed).await == 0.0 }).await;
     }
 }
 
@@ -43,10 +40,7 @@ async fn a_request_whose_client_goes_away_is_counted_as_aborted() {
         let mut bed = Bed::new(&pods(1, "team=a")).await;
         let (watching, _) = bed.watch(version, WATCH, &[]).await;
         drop(watching);
-        until("the count", || async {
-            counted(&bed, "aborted").await == 1.0 && under_way(&bed).await == 0.0
-        })
-        .await;
+        until("the count", || async { counted(&bed, "aborted").await == 1.0 && under_way(&bed).await == 0.0 }).await;
         assert_eq!(counted(&bed, "ok").await, 0.0, "{version:?}");
     }
 }
@@ -55,8 +49,7 @@ async fn a_request_whose_client_goes_away_is_counted_as_aborted() {
 async fn answers_of_any_kind_count_as_whole() {
     for version in BOTH {
         let bed = Bed::new(&pods(1, "team=a")).await;
-        let mut client =
-            harness::client::Client::connect(&bed.pki, bed.proxy.address, version).await;
+        let mut client = harness::client::Client::connect(&bed.pki, bed.proxy.address, version).await;
         for method in ["GET", "GET", "DELETE"] {
             let request = http::Request::builder().method(method).uri("/api/v1/namespaces/x");
             client.ask(request.body(http_body_util::Full::default()).unwrap()).await;

@@ -86,12 +86,8 @@ async fn a_response_arrives_as_it_was_sent_with_nothing_added() {
     })
     .await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
-    let answer = exchange_bytes(
-        &pki,
-        proxy.address,
-        b"GET /api HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n",
-    )
-    .await;
+    let answer =
+        exchange_bytes(&pki, proxy.address, b"GET /api HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n").await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let mut lines: Vec<&str> = head.lines().collect();
     lines[1..].sort_unstable();
@@ -112,18 +108,13 @@ async fn hop_by_hop_headers_stay_behind() {
     let upstream = echo(&pki).await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
     let mut request = get("/api");
-    for (name, value) in [
-        ("connection", "x-hop"),
-        ("x-hop", "1"),
-        ("keep-alive", "1"),
-        ("proxy-connection", "1"),
-        ("te", "gzip"),
-    ] {
+    for (name, value) in
+        [("connection", "x-hop"), ("x-hop", "1"), ("keep-alive", "1"), ("proxy-connection", "1"), ("te", "gzip")]
+    {
         request.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     Client::connect(&pki, proxy.address, Version::HTTP_11).await.ask(request).await;
-    let expected: HeaderMap =
-        [("host".parse().unwrap(), HeaderValue::from_static("kubernetes"))].into_iter().collect();
+    let expected: HeaderMap = [("host".parse().unwrap(), HeaderValue::from_static("kubernetes"))].into_iter().collect();
     assert_eq!(upstream.last().headers, expected);
 }
 
@@ -140,10 +131,7 @@ async fn head_has_a_length_and_no_body() {
     for version in BOTH {
         let request = Request::head("/healthz").body(Full::default()).unwrap();
         let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;
-        assert_eq!(
-            (&answer.headers["content-length"], answer.body.len()),
-            (&HeaderValue::from_static("5"), 0)
-        );
+        assert_eq!((&answer.headers["content-length"], answer.body.len()), (&HeaderValue::from_static("5"), 0));
     }
 }
 
@@ -155,8 +143,7 @@ async fn trailers_pass() {
         response.headers_mut().insert("trailer", HeaderValue::from_static("x-sum"));
         tokio::spawn(async move {
             send.send_data(Bytes::from_static(b"body")).await.unwrap();
-            let trailers =
-                [("x-sum".parse().unwrap(), HeaderValue::from_static("4"))].into_iter().collect();
+            let trailers = [("x-sum".parse().unwrap(), HeaderValue::from_static("4"))].into_iter().collect();
             send.send_trailers(trailers).await.unwrap();
         });
         response
@@ -229,7 +216,8 @@ async fn over_http1_a_body_waits_for_100_continue() {
     .await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
     let mut stream = tls(&pki, proxy.address, "http/1.1").await;
-    let head = "POST /api HTTP/1.1\r\nHost: k\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
+    let head =
+        "POST /api HTTP/1.1\r\nHost: k\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     ask.notify_one();
     let mut early = [0; 25];

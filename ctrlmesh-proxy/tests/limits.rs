@@ -25,10 +25,7 @@ struct Bed {
 
 async fn bed(arguments: &[&str]) -> Bed {
     let pki = Pki::new();
-    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |_| async {
-        whole(StatusCode::OK, "fine")
-    })
-    .await;
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |_| async { whole(StatusCode::OK, "fine") }).await;
     let proxy = Proxy::start(&pki, upstream.address, arguments);
     Bed { proxy, pki, _upstream: upstream }
 }
@@ -36,8 +33,7 @@ async fn bed(arguments: &[&str]) -> Bed {
 impl Bed {
     async fn assert_others_live(&self) {
         for version in [Version::HTTP_11, Version::HTTP_2] {
-            let answer =
-                Client::connect(&self.pki, self.proxy.address, version).await.get("/api").await;
+            let answer = Client::connect(&self.pki, self.proxy.address, version).await.get("/api").await;
             assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"fine"[..]));
         }
     }
@@ -201,8 +197,7 @@ async fn an_http2_client_without_a_whole_head_is_cut_off() {
     let whole = frame(HEADERS, 5, 1, block);
     let cut = &frame(HEADERS, 5, 3, block)[..12];
     let unended = frame(HEADERS, 1, 3, block);
-    let cases =
-        [vec![], [&whole[..], cut].concat(), [&whole[..], &unended].concat(), unended.clone()];
+    let cases = [vec![], [&whole[..], cut].concat(), [&whole[..], &unended].concat(), unended.clone()];
     let cut_off = async |more: Vec<u8>| {
         let mut stream = tls(&bed.pki, bed.proxy.address, "h2").await;
         stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).await.unwrap();
@@ -244,8 +239,7 @@ async fn over_http2_a_host_header_names_the_server() {
 async fn a_body_that_is_no_chunks_is_the_clients_fault() {
     let bed = bed(&[]).await;
     let text = "POST /api HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n";
-    let answer =
-        harness::client::exchange_bytes(&bed.pki, bed.proxy.address, text.as_bytes()).await;
+    let answer = harness::client::exchange_bytes(&bed.pki, bed.proxy.address, text.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     assert!(!answer.to_lowercase().contains("retry-after"));
     bed.assert_others_live().await;
@@ -263,8 +257,7 @@ async fn a_request_that_cannot_be_read_is_refused() {
         // An earlier request on the connection is answered.
         ("GET /api HTTP/1.1\r\nHost: k\r\n\r\nGET /a b HTTP/1.1\r\n\r\n".to_owned(), 400),
     ] {
-        let answer =
-            harness::client::exchange_bytes(&bed.pki, bed.proxy.address, bytes.as_bytes()).await;
+        let answer = harness::client::exchange_bytes(&bed.pki, bed.proxy.address, bytes.as_bytes()).await;
         let last = &answer[answer.rfind("HTTP/1.1 ").unwrap()..];
         assert!(last.starts_with(&format!("HTTP/1.1 {code} ")), "{answer}");
         assert_eq!(answer.contains("fine"), answer.len() > last.len(), "{answer}");

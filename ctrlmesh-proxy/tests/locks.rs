@@ -84,8 +84,7 @@ async fn a_list_of_any_size_passes_with_its_lock_renamed() {
 #[tokio::test]
 async fn a_list_that_breaks_off_is_not_taken_for_a_whole_one() {
     let answer = |_| async {
-        let mut response =
-            whole(StatusCode::OK, format!("{{\"items\":[{}3]}}", " ".repeat(200 << 10)));
+        let mut response = whole(StatusCode::OK, format!("{{\"items\":[{}3]}}", " ".repeat(200 << 10)));
         response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
         response
     };
@@ -128,9 +127,8 @@ async fn a_lock_that_the_client_does_not_finish_is_408() {
     let answer = |_| async { whole(StatusCode::OK, "{}") };
     let (pki, upstream, proxy) = bed(answer, &["--response-timeout", "300ms"]).await;
     let mut stream = tls(&pki, proxy.address, "http/1.1").await;
-    let head = format!(
-        "PUT {LEASE} HTTP/1.1\r\nHost: k\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
-    );
+    let head =
+        format!("PUT {LEASE} HTTP/1.1\r\nHost: k\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{{");
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = vec![0; 12];
     soon("the answer", stream.read_exact(&mut answer)).await.unwrap();
@@ -184,10 +182,7 @@ async fn unfinished_locks_are_bounded_for_each_client() {
     let mut others = Vec::new();
     for _ in 0..4 {
         let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
-        assert_eq!(
-            client.ask(put(Bytes::from_static(RENEWAL).into())).await.status,
-            StatusCode::OK
-        );
+        assert_eq!(client.ask(put(Bytes::from_static(RENEWAL).into())).await.status, StatusCode::OK);
         others.push(client);
     }
     // A client that goes away releases its memory.
@@ -209,10 +204,7 @@ fn put<B>(body: B) -> Request<B> {
 }
 
 /// Waits until the proxy has taken all of a body. Returns the status where it is refused.
-async fn taken(
-    response: &mut h2::client::ResponseFuture,
-    body: &mut h2::SendStream<Bytes>,
-) -> Option<StatusCode> {
+async fn taken(response: &mut h2::client::ResponseFuture, body: &mut h2::SendStream<Bytes>) -> Option<StatusCode> {
     loop {
         tokio::select! {
             answer = &mut *response => return Some(answer.unwrap().status()),
@@ -266,11 +258,7 @@ async fn yaml_and_cbor_are_refused_where_a_lock_may_be() {
         ("/api/v1/namespaces/other/configmaps", "application/cbor", &cbor[..]),
         (MAPS, "application/apply-patch+yaml", json),
     ] {
-        assert_eq!(
-            client.ask(post(target, kind, body)).await.status,
-            StatusCode::CREATED,
-            "{kind}"
-        );
+        assert_eq!(client.ask(post(target, kind, body)).await.status, StatusCode::CREATED, "{kind}");
         assert_eq!(upstream.last().body, body, "{kind}");
     }
 }
@@ -293,12 +281,7 @@ async fn client_go_that_writes_cbor_takes_its_lock_in_json() {
     let (pki, upstream, proxy) = bed(lease_server, &[]).await;
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/control-plane");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("elector");
-    let built = Command::new("go")
-        .args(["build", "-o"])
-        .arg(&program)
-        .arg("./elector")
-        .current_dir(module)
-        .status();
+    let built = Command::new("go").args(["build", "-o"]).arg(&program).arg("./elector").current_dir(module).status();
     assert!(built.await.expect("Go is needed to build client-go").success());
     let mut elector = Command::new(program)
         .args(["-server", &format!("https://{}", proxy.address), "-ca"])
@@ -315,8 +298,7 @@ async fn client_go_that_writes_cbor_takes_its_lock_in_json() {
     for request in &seen {
         assert!(!request.headers["accept"].to_str().unwrap().contains("cbor"), "{request:?}");
     }
-    let created: Vec<&Seen> =
-        seen.iter().filter(|seen| seen.method == http::Method::POST).collect();
+    let created: Vec<&Seen> = seen.iter().filter(|seen| seen.method == http::Method::POST).collect();
     let [created] = created[..] else { panic!("{seen:?}") };
     let lease: Value = serde_json::from_slice(&created.body).unwrap();
     assert_eq!(lease["metadata"]["name"], "lead---s1");

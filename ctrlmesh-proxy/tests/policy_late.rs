@@ -87,14 +87,10 @@ async fn a_watch_from_before_several_changes_is_spliced_from_each() {
     bed.change(&pods(2, "team=b")).await;
     bed.client().await.get(PODS).await;
     bed.change(&pods(3, "team=c")).await;
-    let (mut watching, _) =
-        bed.watch(Version::HTTP_2, "/api/v1/pods?watch=1&resourceVersion=5", &[]).await;
-    for (kind, name) in [
-        ("ADDED", "team in (c)"),
-        ("DELETED", "team in (a)"),
-        ("ADDED", "team in (c)"),
-        ("DELETED", "team in (b)"),
-    ] {
+    let (mut watching, _) = bed.watch(Version::HTTP_2, "/api/v1/pods?watch=1&resourceVersion=5", &[]).await;
+    for (kind, name) in
+        [("ADDED", "team in (c)"), ("DELETED", "team in (a)"), ("ADDED", "team in (c)"), ("DELETED", "team in (b)")]
+    {
         assert_eq!(watching.sees().await, sees(kind, name));
     }
     watching.send.send_data(event("ADDED", "y", 7)).await.unwrap();
@@ -208,8 +204,7 @@ async fn a_watch_of_one_name_expires_once() {
     });
     bed.client().await.get(PODS).await;
     bed.change(&pods(2, "team=b")).await;
-    let named =
-        |version| format!("/api/v1/watch/namespaces/x/pods/p?watch=1&resourceVersion={version}");
+    let named = |version| format!("/api/v1/watch/namespaces/x/pods/p?watch=1&resourceVersion={version}");
     let (mut watching, _) = bed.watch(Version::HTTP_2, &named(5), &[]).await;
     watching.expires().await;
     // The current list is newer than the version, 9, that was found meanwhile.

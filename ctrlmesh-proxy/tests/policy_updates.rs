@@ -11,9 +11,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use harness::client::{Client, get, tls};
 use harness::upstream::streamed;
-use harness::watches::{
-    Bed, LEASES, PODS, WATCH, answer, event, json_content, leases, list, pods, sees,
-};
+use harness::watches::{Bed, LEASES, PODS, WATCH, answer, event, json_content, leases, list, pods, sees};
 use harness::{soon, until};
 use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
@@ -39,8 +37,7 @@ async fn an_open_watch_is_spliced_at_its_clients_version() {
         );
         let (seen, mut send) = soon("the new watch", bed.watches.recv()).await.unwrap();
         assert!(
-            seen.target.contains("labelSelector=team%3Db&")
-                && seen.target.ends_with("resourceVersion=6"),
+            seen.target.contains("labelSelector=team%3Db&") && seen.target.ends_with("resourceVersion=6"),
             "{}",
             seen.target
         );
@@ -146,10 +143,7 @@ async fn what_the_change_does_not_concern_is_not_disturbed() {
     assert_eq!(pods_too.sees().await.0, "ADDED");
     services.send.send_data(event("ADDED", "s", 6)).await.unwrap();
     assert_eq!(services.sees().await, sees("ADDED", "s"));
-    until("the splice", || async {
-        bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await == 1.0
-    })
-    .await;
+    until("the splice", || async { bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await == 1.0 }).await;
     assert!(bed.listed().iter().all(|target| target.starts_with(PODS)), "{:?}", bed.listed());
 }
 
@@ -202,7 +196,8 @@ async fn a_watch_among_its_initial_events_expires() {
 #[tokio::test]
 async fn after_its_initial_events_a_watch_list_goes_over() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
-    let target = "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let target =
+        "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let (mut watching, _) = bed.watch(Version::HTTP_2, target, &[]).await;
     watching.send.send_data(event("ADDED", "x", 3)).await.unwrap();
     let end = json!({"type": "BOOKMARK", "object": {"kind": "Pod", "apiVersion": "v1", "metadata":
@@ -243,10 +238,7 @@ async fn a_version_from_before_the_change_gets_410() {
     // A current list is from after the change.
     bed.answer_lists(|_| {
         let metadata = json!({"resourceVersion": "120"});
-        answer(
-            200,
-            &json!({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": []}),
-        )
+        answer(200, &json!({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": []}))
     });
     // {"v":"meta.k8s.io/v1","rv":99,"start":"a\u0000"} and the same with 100.
     let (old, new) = (token(99), token(100));
@@ -274,8 +266,7 @@ fn token(version: u64) -> String {
     let text = json!({"v": "meta.k8s.io/v1", "rv": version, "start": "a\0"}).to_string();
     let mut token = String::new();
     for three in text.as_bytes().chunks(3) {
-        let bits = three.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte))
-            << (8 * (3 - three.len()));
+        let bits = three.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
         for digit in 0..=three.len() {
             token.push(char::from(DIGITS[(bits >> (18 - 6 * digit) & 63) as usize]));
         }
@@ -304,8 +295,7 @@ async fn a_spliced_watch_keeps_the_clients_name_of_the_lock() {
     assert_eq!(watching.sees().await, sees("DELETED", "gone"));
     let (_, mut send) = soon("the new watch", bed.watches.recv()).await.unwrap();
     for (name, version) in [("lead---s2", "6"), ("lead---s1", "7")] {
-        let object =
-            json!({"metadata": {"name": name, "namespace": "ops", "resourceVersion": version}});
+        let object = json!({"metadata": {"name": name, "namespace": "ops", "resourceVersion": version}});
         let event = json!({"type": "MODIFIED", "object": object});
         send.send_data(format!("{event}\n").into()).await.unwrap();
     }
@@ -328,9 +318,7 @@ async fn a_watch_of_a_lock_that_gets_another_name_expires() {
 async fn without_bookmarks_no_client_goes_back_to_an_older_version() {
     const PLAIN: &str = "/api/v1/pods?watch=1&resourceVersion=5";
     for version in BOTH {
-        for (target, newer, expires) in
-            [(PLAIN, false, true), (PLAIN, true, false), (WATCH, false, false)]
-        {
+        for (target, newer, expires) in [(PLAIN, false, true), (PLAIN, true, false), (WATCH, false, false)] {
             let mut bed = Bed::new(&pods(1, "team=a")).await;
             let (mut watching, _) = bed.watch(version, target, &[]).await;
             bed.change(&pods(2, "team=b")).await;
@@ -364,10 +352,8 @@ async fn without_bookmarks_a_shutdown_after_a_change_means_a_new_list() {
     assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
     assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
     let _open = soon("the new watch", bed.watches.recv()).await.unwrap();
-    until("the watch to go on", || async {
-        bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await == 1.0
-    })
-    .await;
+    until("the watch to go on", || async { bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await == 1.0 })
+        .await;
     bed.proxy.terminate();
     watching.expires().await;
 }

@@ -62,11 +62,7 @@ async fn list_watch_and_deletecollection_get_client_and_policy() {
     let bed = bed().await;
     let rows = [
         (Method::GET, "/api/v1/pods", "/api/v1/pods?labelSelector=team%3Da"),
-        (
-            Method::GET,
-            "/api/v1/pods?labelSelector=team%3Db&limit=5",
-            "labelSelector=team%3Da%2Cteam%3Db&limit=5",
-        ),
+        (Method::GET, "/api/v1/pods?labelSelector=team%3Db&limit=5", "labelSelector=team%3Da%2Cteam%3Db&limit=5"),
         (Method::GET, "/api/v1/namespaces/x/pods?watch", "?labelSelector=team%3Da&watch"),
         (Method::GET, "/api/v1/watch/pods", "labelSelector=team%3Da"),
         (Method::DELETE, "/api/v1/namespaces/x/pods", "labelSelector=team%3Da"),
@@ -119,9 +115,7 @@ async fn a_refusal_is_protobuf_for_a_client_that_speaks_only_protobuf() {
     let bed = bed().await;
     let mut client = Client::connect(&bed.pki, bed.proxy.address, Version::HTTP_2).await;
     let mut request = Request::get("/api/v1/namespaces/a%/pods").body(Full::default()).unwrap();
-    request
-        .headers_mut()
-        .insert("accept", HeaderValue::from_static("application/vnd.kubernetes.protobuf"));
+    request.headers_mut().insert("accept", HeaderValue::from_static("application/vnd.kubernetes.protobuf"));
     let answer = client.ask(request).await;
     assert_eq!(answer.headers["content-type"], "application/vnd.kubernetes.protobuf");
     assert!(answer.body.starts_with(b"k8s\0"));
@@ -189,8 +183,7 @@ async fn a_lock_that_is_too_large_is_refused() {
 #[tokio::test]
 async fn without_a_policy_everything_passes() {
     let pki = Pki::new();
-    let upstream =
-        Upstream::http(pki.server(&["h2"]), |_| async { whole(StatusCode::OK, "") }).await;
+    let upstream = Upstream::http(pki.server(&["h2"]), |_| async { whole(StatusCode::OK, "") }).await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
     let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
     client.get("/api/v1/pods?labelSelector=x").await;
@@ -201,10 +194,8 @@ async fn without_a_policy_everything_passes() {
 async fn a_policy_that_does_not_parse_changes_nothing() {
     let bed = bed().await;
     fs::write(bed.pki.path("policy.yaml"), "limits: [{selector: 'a in ('}]").unwrap();
-    until("the refusal", || async {
-        bed.proxy.log().contains("policy.yaml") || bed.proxy.log().contains("refused")
-    })
-    .await;
+    until("the refusal", || async { bed.proxy.log().contains("policy.yaml") || bed.proxy.log().contains("refused") })
+        .await;
     let asked = bed.asked(Method::GET, "/api/v1/pods").await;
     assert_eq!(asked, "/api/v1/pods?labelSelector=team%3Da");
     fs::write(bed.pki.path("policy.yaml"), POLICY.replace("team=a", "team=c")).unwrap();
@@ -231,10 +222,7 @@ async fn the_longest_selector_passes_and_a_longer_one_is_refused() {
         fs::rename(bed.pki.path("next"), bed.pki.path("policy.yaml")).unwrap();
     };
     write(long_policy(2, (48 << 10) - 100));
-    until("the long policy", || async {
-        bed.proxy.metric("ctrlmesh_proxy_policy_epoch{pod=\"\"}").await > 1.5
-    })
-    .await;
+    until("the long policy", || async { bed.proxy.metric("ctrlmesh_proxy_policy_epoch{pod=\"\"}").await > 1.5 }).await;
     write(long_policy(3, (48 << 10) + 100));
     until("the longer one to be refused", || async {
         let log = bed.proxy.log();

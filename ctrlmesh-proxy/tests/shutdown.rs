@@ -23,8 +23,7 @@ const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
 #[tokio::test]
 async fn idle_connections_are_closed_and_the_process_ends_well() {
     let pki = Pki::new();
-    let upstream =
-        Upstream::http(pki.server(PROTOCOLS), |_| async { whole(StatusCode::OK, "") }).await;
+    let upstream = Upstream::http(pki.server(PROTOCOLS), |_| async { whole(StatusCode::OK, "") }).await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
     let mut clients = Vec::new();
     for version in BOTH {
@@ -61,14 +60,8 @@ async fn a_request_under_way_is_answered_before_the_process_ends() {
         let answer = tokio::spawn(async move { client.get("/api").await });
         soon("the request", arrived.notified()).await;
         proxy.terminate();
-        until("the proxy to be no longer ready", || async {
-            plain_get(admin, "/readyz").await.0 == 503
-        })
-        .await;
-        until("new connections to be refused", || async {
-            TcpStream::connect(address).await.is_err()
-        })
-        .await;
+        until("the proxy to be no longer ready", || async { plain_get(admin, "/readyz").await.0 == 503 }).await;
+        until("new connections to be refused", || async { TcpStream::connect(address).await.is_err() }).await;
         release.notify_one();
         assert_eq!(answer.await.unwrap().body, "late", "{version:?}");
         assert!(proxy.ended().await.success());

@@ -137,9 +137,7 @@ async fn an_unanswered_request_retires_its_connection() {
     .await;
     let proxy = Proxy::start(&pki, upstream.address, &["--response-timeout", "10s"]);
     let (mut send, mut watch) = watching(&pki, &proxy).await;
-    for (path, status) in
-        [("/hung", StatusCode::GATEWAY_TIMEOUT), ("/api", StatusCode::OK), ("/api", StatusCode::OK)]
-    {
+    for (path, status) in [("/hung", StatusCode::GATEWAY_TIMEOUT), ("/api", StatusCode::OK), ("/api", StatusCode::OK)] {
         let (answer, _) = send.send_request(asked(path), true).unwrap();
         assert_eq!(soon("an answer", answer).await.unwrap().status(), status, "{path}");
     }

@@ -23,11 +23,7 @@ const FLOOD_BYTES: usize = 2 << 20;
 /// An API server on bare HTTP/2, which allows `streams` at once and does `answer` with each.
 async fn http2<A, F>(pki: &Pki, streams: u32, answer: A) -> Upstream
 where
-    A: Fn(Request<h2::RecvStream>, h2::server::SendResponse<Bytes>) -> F
-        + Clone
-        + Send
-        + Sync
-        + 'static,
+    A: Fn(Request<h2::RecvStream>, h2::server::SendResponse<Bytes>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
     Upstream::bytes(pki.server(&["h2"]), move |stream| {
@@ -199,10 +195,7 @@ async fn what_the_api_server_says_before_its_answer_passes_over_http2() {
     for hint in ["1", "2"] {
         let early = soon("hints", std::future::poll_fn(|cx| answer.poll_informational(cx)));
         let early = early.await.unwrap().unwrap();
-        assert_eq!(
-            (early.status(), early.headers()["link"].as_bytes()),
-            (StatusCode::EARLY_HINTS, hint.as_bytes())
-        );
+        assert_eq!((early.status(), early.headers()["link"].as_bytes()), (StatusCode::EARLY_HINTS, hint.as_bytes()));
     }
     assert_eq!(soon("the answer", answer).await.unwrap().status(), StatusCode::OK);
 }

@@ -89,8 +89,7 @@ const NOT_TLS: [&[u8]; 4] = [
     b"GET /api/v1/pods HTTP/1.0\r\n\r\n",
 ];
 
-const LIMITED: &str =
-    "limits: [{relateResources: [{apiGroups: [''], resources: [pods]}], selector: a=b}]";
+const LIMITED: &str = "limits: [{relateResources: [{apiGroups: [''], resources: [pods]}], selector: a=b}]";
 const LOCKED: &str = "lock: {namespace: ops, name: lead, shard: s1}";
 const PASSING: &str = "mode: pass\nepoch: 1";
 
@@ -143,7 +142,8 @@ async fn a_tunnel_counts_as_the_connection_that_it_was() {
     let upstream = kubelet(&pki).await;
     let proxy = Proxy::start(&pki, upstream.address, &["--max-connections", "1"]);
     let mut stream = tls(&pki, proxy.address, "http/1.1").await;
-    let head = "POST /api/v1/namespaces/a/pods/p/exec HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+    let head =
+        "POST /api/v1/namespaces/a/pods/p/exec HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
@@ -154,10 +154,7 @@ async fn a_tunnel_counts_as_the_connection_that_it_was() {
     let mut second = TcpStream::connect(proxy.address).await.unwrap();
     let _reset = soon("the refusal", second.read_to_end(&mut Vec::new())).await;
     drop(stream);
-    harness::until("room for another", || async {
-        proxy.metric("ctrlmesh_proxy_connections").await == 0.0
-    })
-    .await;
+    harness::until("room for another", || async { proxy.metric("ctrlmesh_proxy_connections").await == 0.0 }).await;
 }
 
 /// Noise that holds every byte.
@@ -195,15 +192,9 @@ async fn kubelet(pki: &Pki) -> Upstream {
 }
 
 /// Asks for an upgrade; the head of the answer.
-async fn upgrade(
-    stream: &mut TlsStream<TcpStream>,
-    target: &str,
-    protocol: &str,
-    more: &str,
-) -> String {
-    let head = format!(
-        "POST {target} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{more}\r\n\r\n"
-    );
+async fn upgrade(stream: &mut TlsStream<TcpStream>, target: &str, protocol: &str, more: &str) -> String {
+    let head =
+        format!("POST {target} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{more}\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
@@ -245,9 +236,7 @@ async fn exec_attach_and_port_forward_carry_every_byte() {
             soon("the noise", read.read_exact(&mut noise_back)).await.unwrap();
             assert!(noise_back == noise(1), "{target} over {protocol}");
             let mut echoed = Vec::new();
-            soon("the echo, after our half is closed", read.read_to_end(&mut echoed))
-                .await
-                .unwrap();
+            soon("the echo, after our half is closed", read.read_to_end(&mut echoed)).await.unwrap();
             assert!(echoed == ours, "{target} over {protocol}");
             talking.await.unwrap();
         }
@@ -264,20 +253,16 @@ async fn a_tunnel_has_no_deadline() {
         }
         // Later than any answer may come.
         tokio::time::sleep(Duration::from_secs(6)).await;
-        let switch =
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+        let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
         stream.write_all(switch.as_bytes()).await.unwrap();
         let byte = stream.read_u8().await.unwrap();
         stream.write_u8(byte).await.unwrap();
     })
     .await;
-    let deadlines =
-        ["--response-timeout", "200ms", "--header-timeout", "5s", "--connect-timeout", "5s"];
+    let deadlines = ["--response-timeout", "200ms", "--header-timeout", "5s", "--connect-timeout", "5s"];
     let proxy = Proxy::start(&pki, upstream.address, &deadlines);
     let mut stream = tls(&pki, proxy.address, "http/1.1").await;
-    let head =
-        upgrade(&mut stream, "/api/v1/namespaces/a/pods/p/exec?command=sh", "SPDY/3.1", "X-A: b")
-            .await;
+    let head = upgrade(&mut stream, "/api/v1/namespaces/a/pods/p/exec?command=sh", "SPDY/3.1", "X-A: b").await;
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
     tokio::time::sleep(Duration::from_secs(6)).await;
     stream.write_u8(7).await.unwrap();
@@ -311,10 +296,7 @@ async fn a_log_may_take_as_long_as_it_likes_and_arrives_line_by_line() {
     let proxy = Proxy::start(&pki, upstream.address, &["--response-timeout", "200ms"]);
     for version in BOTH {
         let mut client = Client::connect(&pki, proxy.address, version).await;
-        assert_eq!(
-            client.get("/api/v1/namespaces/a/pods/p").await.status,
-            StatusCode::GATEWAY_TIMEOUT
-        );
+        assert_eq!(client.get("/api/v1/namespaces/a/pods/p").await.status, StatusCode::GATEWAY_TIMEOUT);
         let mut client = Client::connect(&pki, proxy.address, version).await;
         let log = client.send(get("/api/v1/namespaces/a/pods/p/log?follow=true")).await.unwrap();
         let mut log = log.into_body();
@@ -330,10 +312,8 @@ async fn a_log_may_take_as_long_as_it_likes_and_arrives_line_by_line() {
 #[tokio::test]
 async fn what_is_behind_a_proxy_subresource_passes_as_it_is() {
     let pki = Pki::new();
-    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move {
-        whole(StatusCode::OK, seen.target)
-    })
-    .await;
+    let upstream =
+        Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move { whole(StatusCode::OK, seen.target) }).await;
     let policy = pki.path("policy");
     std::fs::write(&policy, "limits: [{selector: team=a}]").unwrap();
     let proxy = Proxy::start(&pki, upstream.address, &["--policy", policy.to_str().unwrap()]);

@@ -16,10 +16,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// Asks for a WebSocket, and returns the connection behind the head of the answer, and that head.
-async fn upgraded(
-    bed: &Bed,
-    target: &str,
-) -> (tokio_rustls::client::TlsStream<tokio::net::TcpStream>, String) {
+async fn upgraded(bed: &Bed, target: &str) -> (tokio_rustls::client::TlsStream<tokio::net::TcpStream>, String) {
     let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
     let head = format!(
         "GET {target} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -84,10 +81,7 @@ async fn a_websocket_watch_is_narrowed_and_ends_at_a_change() {
     let mut rest = Vec::new();
     let _unclean = soon("the end", stream.read_to_end(&mut rest)).await;
     assert!(rest.is_empty());
-    until("the tunnel to end", || async {
-        bed.proxy.metric("ctrlmesh_proxy_tunnels").await == 0.0
-    })
-    .await;
+    until("the tunnel to end", || async { bed.proxy.metric("ctrlmesh_proxy_tunnels").await == 0.0 }).await;
     // Its version is from before the change, and the proxy cannot splice a WebSocket.
     let (_, head) = upgraded(&bed, WATCH).await;
     assert!(head.starts_with("HTTP/1.1 410 "), "{head}");
@@ -104,8 +98,7 @@ async fn a_websocket_watch_of_the_lock_is_refused() {
     let (_, head) = upgraded(&bed, &format!("{LEASES}?watch=1")).await;
     assert!(head.starts_with("HTTP/1.1 400 "), "{head}");
     assert!(asked.lock().unwrap().is_empty());
-    let (_, head) =
-        upgraded(&bed, "/apis/coordination.k8s.io/v1/namespaces/other/leases?watch=1").await;
+    let (_, head) = upgraded(&bed, "/apis/coordination.k8s.io/v1/namespaces/other/leases?watch=1").await;
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
 }
 
@@ -118,8 +111,7 @@ async fn an_exec_does_not_end_when_the_policy_changes() {
     soon("bytes", stream.read_exact(&mut event)).await.unwrap();
     let (watch, _) = upgraded(&bed, WATCH).await;
     bed.change(&pods(2, "team=b")).await;
-    until("the watch to end", || async { bed.proxy.metric("ctrlmesh_proxy_tunnels").await == 1.0 })
-        .await;
+    until("the watch to end", || async { bed.proxy.metric("ctrlmesh_proxy_tunnels").await == 1.0 }).await;
     drop(watch);
     stream.write_all(b"still here").await.unwrap();
     assert_eq!(bed.proxy.metric("ctrlmesh_proxy_tunnels").await, 1.0);

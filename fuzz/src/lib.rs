@@ -32,14 +32,8 @@ pub fn request_line(data: &[u8]) {
     let sent = rewrite::target(&asked, &plan);
     let seen = RequestInfo::parse(method, &sent).unwrap_or_else(|error| panic!("{sent}: {error}"));
     let what = |info: &RequestInfo<'_>| {
-        let parts = [
-            info.verb(),
-            info.api_group(),
-            info.api_version(),
-            info.namespace(),
-            info.resource(),
-            info.subresource(),
-        ];
+        let parts =
+            [info.verb(), info.api_group(), info.api_version(), info.namespace(), info.resource(), info.subresource()];
         parts.map(str::to_owned)
     };
     assert_eq!(what(&asked), what(&seen), "{line} became {sent}");
@@ -103,18 +97,13 @@ pub fn lock_body(data: &[u8]) {
             let framed = framed.as_ref().ok().and_then(Option::as_ref);
             let bodies = [up.as_ref().ok(), down.as_ref().ok(), framed];
             for changed in bodies.into_iter().flatten() {
-                let changed: Value = serde_json::from_slice(changed)
-                    .unwrap_or_else(|error| panic!("{given}: {error}"));
+                let changed: Value = serde_json::from_slice(changed).unwrap_or_else(|error| panic!("{given}: {error}"));
                 assert_eq!(nameless(changed), nameless(given.clone()));
             }
         }
         // What went up under the server's name comes back under the client's.
         if let Ok(Cow::Owned(up)) = up {
-            assert!(
-                lock::response(&up, encoding, &rename()).is_ok(),
-                "{encoding:?} {}",
-                data.escape_ascii()
-            );
+            assert!(lock::response(&up, encoding, &rename()).is_ok(), "{encoding:?} {}", data.escape_ascii());
         }
         for change in [Change::Joins, Change::Leaves] {
             if let Ok(listed) = list::events(data, encoding, change) {
@@ -131,14 +120,11 @@ pub fn lock_body(data: &[u8]) {
 pub fn watch_frames(data: &[u8]) {
     let Some((size, stream)) = data.split_first() else { return };
     for encoding in [Encoding::Json, Encoding::Protobuf, Encoding::Cbor] {
-        for target in [
-            "/api/v1/pods?watch&resourceVersion=5",
-            "/api/v1/pods?watch",
-            "/api/v1/pods?watch&sendInitialEvents=1",
-        ] {
+        for target in
+            ["/api/v1/pods?watch&resourceVersion=5", "/api/v1/pods?watch", "/api/v1/pods?watch&sendInitialEvents=1"]
+        {
             let Ok(request) = RequestInfo::parse("GET", target) else { return };
-            let (mut whole, mut cut) =
-                (Frames::new(encoding, &request), Frames::new(encoding, &request));
+            let (mut whole, mut cut) = (Frames::new(encoding, &request), Frames::new(encoding, &request));
             let size = usize::from(*size).max(1);
             let Ok(end) = whole.feed(stream) else { return };
             let mut last = None;
@@ -146,11 +132,7 @@ pub fn watch_frames(data: &[u8]) {
                 let end = cut.feed(chunk).unwrap_or_else(|error| panic!("{encoding:?}: {error}"));
                 last = end.map(|end| number * size + end).or(last);
             }
-            assert_eq!(
-                (end, whole.at_boundary()),
-                (last, cut.at_boundary()),
-                "{encoding:?} {size}"
-            );
+            assert_eq!((end, whole.at_boundary()), (last, cut.at_boundary()), "{encoding:?} {size}");
             assert_eq!(whole.at(), cut.at(), "{encoding:?} {size}");
         }
     }

@@ -34,10 +34,8 @@ pub struct Options {
 /// # Errors
 /// Where one does not exist, cannot be built, or fails.
 pub fn run_benches(options: &Options) -> Result<()> {
-    let chosen: Vec<_> = BENCHES
-        .iter()
-        .filter(|(name, ..)| options.name.as_deref().is_none_or(|wanted| wanted == *name))
-        .collect();
+    let chosen: Vec<_> =
+        BENCHES.iter().filter(|(name, ..)| options.name.as_deref().is_none_or(|wanted| wanted == *name)).collect();
     let names = BENCHES.map(|(name, ..)| name).join(", ");
     ensure!(!chosen.is_empty(), "there is no such benchmark; there are {names}");
     setup::for_benches()?;

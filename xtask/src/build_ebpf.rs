@@ -114,8 +114,7 @@ fn nightly() -> Option<Toolchain> {
         return None;
     }
     let mut command = Command::new("rustc");
-    let output =
-        with_own_toolchain(&mut command).args(["+nightly", "--print", "sysroot"]).output().ok()?;
+    let output = with_own_toolchain(&mut command).args(["+nightly", "--print", "sysroot"]).output().ok()?;
     let sysroot = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     sysroot.join("lib/rustlib/src/rust/library/core").is_dir().then(|| {
         let mut cargo = Command::new("cargo");
@@ -212,10 +211,7 @@ mod tests {
         assert!(failed.starts_with("a did not build the kernel programs: no linker"), "{failed}");
         let none = first(Vec::new(), |_| Ok(())).unwrap_err().to_string();
         for said in [failed, none] {
-            assert!(
-                said.contains("rustup toolchain install nightly --component rust-src"),
-                "{said}"
-            );
+            assert!(said.contains("rustup toolchain install nightly --component rust-src"), "{said}");
             assert!(said.contains("apt-get install rustc-web"), "{said}");
         }
     }

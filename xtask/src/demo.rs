@@ -76,9 +76,7 @@ fn prepare(options: &Options) -> Result<Readiness> {
     let own = options.kubeconfig.is_none();
     let readiness = if own { setup::run_setup(Purpose::Node)? } else { kubectl::prepare()? };
     if readiness == Readiness::Ready {
-        step("build the demo; the first time takes minutes", images::ABOUT, || {
-            run(cargo(&["build"]).args(PACKAGE))
-        })?;
+        step("build the demo; the first time takes minutes", images::ABOUT, || run(cargo(&["build"]).args(PACKAGE)))?;
         if own {
             // Not optimised: what the tests use, so that it is built once for both.
             images::build(&IMAGES, true)?;
@@ -110,10 +108,7 @@ fn become_demo(options: &Options) -> Result<io::Error> {
 /// What a node needs of the machine, and setup cannot give it.
 fn check_machine(is_root: bool, has_cgroup2: bool) -> Result<()> {
     let instead = "or name a cluster that you have: --kubeconfig FILE --audit-log FILE";
-    ensure!(
-        is_root,
-        "the demo's Kubernetes node needs root: it makes namespaces, cgroups and mounts; {instead}"
-    );
+    ensure!(is_root, "the demo's Kubernetes node needs root: it makes namespaces, cgroups and mounts; {instead}");
     ensure!(has_cgroup2, "{CGROUP2}; {instead}");
     Ok(())
 }
@@ -129,11 +124,9 @@ mod tests {
     fn who_is_not_root_or_has_no_cgroup2_hears_what_to_do_instead() {
         assert!(check_machine(true, true).is_ok());
         let docs = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
-        for (is_root, has_cgroup2, wanted) in [
-            (false, true, "needs root"),
-            (false, false, "needs root"),
-            (true, false, "cgroup2 mount"),
-        ] {
+        for (is_root, has_cgroup2, wanted) in
+            [(false, true, "needs root"), (false, false, "needs root"), (true, false, "cgroup2 mount")]
+        {
             let said = check_machine(is_root, has_cgroup2).unwrap_err().to_string();
             assert!(said.contains(wanted) && said.contains("--kubeconfig FILE"), "{said}");
             assert!(docs.contains(wanted), "troubleshooting.md says nothing of {wanted:?}");

@@ -49,16 +49,12 @@ pub(crate) fn target(whole_mb: u64) -> DiskUse {
 
 /// What is built once per machine: the tools, and what Go keeps of them.
 pub(crate) fn tools() -> Vec<DiskUse> {
-    let mut uses =
-        vec![DiskUse::growing("the tools' folder", tools::CACHE, tools::cache(), TOOLS_MB)];
+    let mut uses = vec![DiskUse::growing("the tools' folder", tools::CACHE, tools::cache(), TOOLS_MB)];
     let asked = Command::new("go").args(["env", "GOMODCACHE", "GOCACHE"]).output();
     let output = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     let output = output.unwrap_or_default();
     let folders = output.lines().map(PathBuf::from);
-    let kept = [
-        ("Go's modules", "GOMODCACHE", GO_MODULES_MB),
-        ("what Go has built", "GOCACHE", GO_BUILDS_MB),
-    ];
+    let kept = [("Go's modules", "GOMODCACHE", GO_MODULES_MB), ("what Go has built", "GOCACHE", GO_BUILDS_MB)];
     // Where everything is built, nothing more comes.
     if !tools::control_plane("kube-apiserver").is_file() {
         let go = kept.into_iter().zip(folders);

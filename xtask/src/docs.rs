@@ -39,19 +39,10 @@ pub(crate) fn check() -> Result<()> {
     }
     for source in &sources {
         let text = read(source)?;
-        findings
-            .extend(wide_comments(&text).map(|line| at(source, line, "wider than 120 columns")));
+        findings.extend(wide_comments(&text).map(|line| at(source, line, "wider than 120 columns")));
     }
     ensure!(findings.is_empty(), "{}", findings.join("\n"));
-    run(&mut cargo(&[
-        "run",
-        "--quiet",
-        "--locked",
-        "--package",
-        "ctrlmesh-reference",
-        "--",
-        "--check",
-    ]))
+    run(&mut cargo(&["run", "--quiet", "--locked", "--package", "ctrlmesh-reference", "--", "--check"]))
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -101,8 +92,7 @@ fn wide_prose(text: &str) -> impl Iterator<Item = usize> {
 
 fn wide_comments(text: &str) -> impl Iterator<Item = usize> {
     let wide = |(number, line): (usize, &str)| {
-        (line.trim_start().starts_with("//") && line.chars().count() > MAX_COLUMNS)
-            .then_some(number)
+        (line.trim_start().starts_with("//") && line.chars().count() > MAX_COLUMNS).then_some(number)
     };
     (1..).zip(text.lines()).filter_map(wide)
 }
@@ -145,8 +135,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         let kept = |letter: &char| letter.is_alphanumeric() || "-_ ".contains(*letter);
         let anchor: String = heading.chars().filter(kept).collect::<String>().replace(' ', "-");
         let taken = (1..).map(|number| format!("{anchor}-{number}"));
-        let free =
-            std::iter::once(anchor.clone()).chain(taken).find(|name| !anchors.contains(name));
+        let free = std::iter::once(anchor.clone()).chain(taken).find(|name| !anchors.contains(name));
         anchors.extend(free);
     }
     anchors

@@ -25,8 +25,7 @@ pub struct Options {
 /// # Errors
 /// Where a target breaks, does not exist, or cannot be built.
 pub fn run_targets(options: &Options) -> Result<()> {
-    let nightly =
-        succeeds(with_own_toolchain(Command::new("rustc").args(["+nightly", "--version"])));
+    let nightly = succeeds(with_own_toolchain(Command::new("rustc").args(["+nightly", "--version"])));
     ensure!(nightly, "fuzzing needs a nightly toolchain: rustup toolchain install nightly");
     let program = setup::cargo_tool("cargo-fuzz", tools::CARGO_FUZZ, "for fuzzing")?;
     // The proxy is built for release, which asks for the kernel programs.

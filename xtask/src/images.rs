@@ -70,8 +70,7 @@ impl Image {
     /// The name by which a pod asks for it.
     pub fn name(self) -> String {
         let version = env!("CARGO_PKG_VERSION");
-        let name =
-            self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        let name = self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         format!("ctrlmesh.dev/{name}:{version}")
     }
 
@@ -259,8 +258,7 @@ fn build_crate(name: &str, debug: bool) -> Result<(PathBuf, Option<Paths>)> {
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }
-    let target =
-        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     let (profile, folder, target) = if debug {
         ("dev", "debug", target)
     } else {
@@ -322,19 +320,13 @@ mod tests {
     fn images_that_docker_builds_say_the_same_of_themselves() {
         let ours = include_str!("../../deploy/Dockerfile");
         let example = include_str!("../../deploy/example-operator/Dockerfile");
-        for (image, file) in
-            [(Image::Proxy, ours), (Image::Manager, ours), (Image::ExampleOperator, example)]
-        {
+        for (image, file) in [(Image::Proxy, ours), (Image::Manager, ours), (Image::ExampleOperator, example)] {
             let name = image.name();
-            let (title, version) =
-                name.trim_start_matches("ctrlmesh.dev/").split_once(':').unwrap();
+            let (title, version) = name.trim_start_matches("ctrlmesh.dev/").split_once(':').unwrap();
             let title = format!("LABEL org.opencontainers.image.title=\"{title}\"");
             let label = file.split("FROM ").find(|stage| stage.contains(&title)).expect("a stage");
-            for (key, value) in [
-                ("version", version),
-                ("licenses", "Apache-2.0"),
-                ("description", image.description()),
-            ] {
+            for (key, value) in [("version", version), ("licenses", "Apache-2.0"), ("description", image.description())]
+            {
                 let said = format!("org.opencontainers.image.{key}=\"{value}\"");
                 assert!(label.contains(&said), "{name}: {said}");
             }
@@ -363,10 +355,7 @@ mod tests {
     fn libraries_and_the_loader_are_found_but_not_the_vdso() {
         let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f)\n\t/lib64/ld-linux.so.2 (0x00007f)\n";
         let found = libraries(text).unwrap();
-        assert_eq!(
-            found,
-            [PathBuf::from("/lib/x/libc.so.6"), PathBuf::from("/lib64/ld-linux.so.2")]
-        );
+        assert_eq!(found, [PathBuf::from("/lib/x/libc.so.6"), PathBuf::from("/lib64/ld-linux.so.2")]);
         assert!(libraries("\tlibgone.so => not found\n").is_err());
         assert!(libraries("\tstatically linked\n").unwrap().is_empty());
     }

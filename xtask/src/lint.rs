@@ -39,15 +39,7 @@ pub fn check_all() -> Result<()> {
     manifests()?;
     licences()?;
     docs::check()?;
-    run(&mut cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--locked",
-        "--",
-        "--deny",
-        "warnings",
-    ]))?;
+    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"]))?;
     kernel_programs()?;
     run(&mut cargo(&[
         "clippy",
@@ -74,9 +66,7 @@ pub fn check_all() -> Result<()> {
 /// Where they cannot be built or written.
 pub fn write_definitions() -> Result<()> {
     let manager = ["run", "--quiet", "--locked", "--package", "ctrlmesh-manager", "--"];
-    for what in
-        [["crds", "--output", "deploy/crds"], ["rights", "--output", "deploy/manager/rbac.yaml"]]
-    {
+    for what in [["crds", "--output", "deploy/crds"], ["rights", "--output", "deploy/manager/rbac.yaml"]] {
         run(&mut cargo(&[&manager[..], &what[..]].concat()))?;
     }
     Ok(())
@@ -106,12 +96,8 @@ fn refused<'a>(folder: &str, manifest: &'a str) -> Option<&'a str> {
             // Pure: no I/O.
             "tokio" | "hyper" => folder != "ctrlmesh-proxy/request",
             // One crate talks to the kernel; the contract crate implements aya's trait for its map types.
-            "aya" if table == "[dependencies]" => {
-                ["ctrlmesh-common", "ctrlmesh-proxy/intercept"].contains(&folder)
-            }
-            "xtask" | "ctrlmesh-demo" | "ctrlmesh-e2e" | "ctrlmesh-testbed" => {
-                folder.starts_with("xtask")
-            }
+            "aya" if table == "[dependencies]" => ["ctrlmesh-common", "ctrlmesh-proxy/intercept"].contains(&folder),
+            "xtask" | "ctrlmesh-demo" | "ctrlmesh-e2e" | "ctrlmesh-testbed" => folder.starts_with("xtask"),
             _ => true,
         };
         (!may && table.ends_with("dependencies]")).then_some(name)
@@ -160,8 +146,7 @@ fn documentation() -> Result<()> {
     };
     run(&mut doc(&["--workspace"]))?;
     let [kernel, fuzz] = OTHER_WORKSPACES;
-    let kernel =
-        ["--document-private-items", "--target-dir", KERNEL_LINT, "--manifest-path", kernel];
+    let kernel = ["--document-private-items", "--target-dir", KERNEL_LINT, "--manifest-path", kernel];
     run(doc(&kernel).env("RUSTC_BOOTSTRAP", "1"))?;
     run(&mut doc(&["--target-dir", FUZZ_LINT, "--manifest-path", fuzz]))
 }
@@ -191,12 +176,10 @@ fn check_dependencies(program: &Path, manifest: &str) -> Result<()> {
     // The database of advisories is a git repository of its own, which is not to be had everywhere.
     let output = deny(&["advisories"]).output()?;
     let text = String::from_utf8_lossy(&output.stderr);
-    let unreachable = text.contains("failed to fetch advisory database")
-        || text.contains("failed to load advisory database");
+    let unreachable =
+        text.contains("failed to fetch advisory database") || text.contains("failed to load advisory database");
     if unreachable {
-        say(&format!(
-            "lint: advisories of {manifest} are not checked, because their database cannot be had here"
-        ));
+        say(&format!("lint: advisories of {manifest} are not checked, because their database cannot be had here"));
     }
     ensure!(output.status.success() || unreachable, "advisories of {manifest}:\n{text}");
     Ok(())
@@ -208,8 +191,7 @@ mod tests {
 
     #[test]
     fn a_crate_has_no_dependency_that_breaks_its_rule() {
-        let manifest =
-            "[package]\nname = \"a\"\n\n[dependencies]\nserde = \"1\"\ntokio.workspace = true\n";
+        let manifest = "[package]\nname = \"a\"\n\n[dependencies]\nserde = \"1\"\ntokio.workspace = true\n";
         assert_eq!(refused("ctrlmesh-proxy/request", manifest), Some("tokio"));
         assert_eq!(refused("ctrlmesh-proxy", manifest), None);
         let tests = "[dev-dependencies]\naya.workspace = true\nctrlmesh-testbed.workspace = true\n";

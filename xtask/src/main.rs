@@ -9,9 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use xtask::setup::Purpose;
-use xtask::{
-    bench, build_ebpf, demo, docs, fuzz, images, lint, node, setup, test, tools, user_cluster,
-};
+use xtask::{bench, build_ebpf, demo, docs, fuzz, images, lint, node, setup, test, tools, user_cluster};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]

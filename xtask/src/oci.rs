@@ -83,9 +83,7 @@ fn config(about: &About<'_>, layer: &str) -> String {
 fn manifest(config: &Blob, kind: &str, layer: &Blob) -> String {
     let config = described(CONFIG, config);
     let layer = described(kind, layer);
-    format!(
-        r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{{{config}}},"layers":[{{{layer}}}]}}"#
-    )
+    format!(r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{{{config}}},"layers":[{{{layer}}}]}}"#)
 }
 
 fn index(name: &str, manifest: &Blob) -> String {
@@ -99,9 +97,7 @@ fn index(name: &str, manifest: &Blob) -> String {
 /// What `docker load` reads.
 fn docker(name: &str, config: &Blob, layer: &Blob) -> String {
     let (config, layer) = (&config.digest, &layer.digest);
-    format!(
-        r#"[{{"Config":"blobs/sha256/{config}","RepoTags":["{name}"],"Layers":["blobs/sha256/{layer}"]}}]"#
-    )
+    format!(r#"[{{"Config":"blobs/sha256/{config}","RepoTags":["{name}"],"Layers":["blobs/sha256/{layer}"]}}]"#)
 }
 
 fn described(media_type: &str, blob: &Blob) -> String {
@@ -136,8 +132,7 @@ fn tar(folder: &Path, archive: &Path) -> Result<()> {
         .arg(folder)
         .arg("--file")
         .arg(archive);
-    let mut names: Vec<_> =
-        fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
+    let mut names: Vec<_> = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
     names.sort();
     let status = tar.arg("--").args(names).status().context("start tar")?;
     ensure!(status.success(), "tar: {status}");
@@ -170,17 +165,11 @@ mod tests {
 
     /// Writes an image of one program in a folder of its own, and gives the archive.
     fn image(name: &str, program: &str, local: bool) -> Vec<u8> {
-        let folder =
-            std::env::temp_dir().join(format!("ctrlmesh-oci-{}-{name}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("ctrlmesh-oci-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("files/bin")).unwrap();
         fs::write(folder.join("files/bin/program"), program).unwrap();
         fs::write(folder.join("files/another"), "file").unwrap();
-        let about = About {
-            name: "example.org/a/program:1.2",
-            description: "d",
-            entrypoint: "/bin/program",
-            local,
-        };
+        let about = About { name: "example.org/a/program:1.2", description: "d", entrypoint: "/bin/program", local };
         write(&about, &folder.join("files"), &folder, &folder.join("archive")).unwrap();
         let bytes = fs::read(folder.join("archive")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
@@ -190,30 +179,16 @@ mod tests {
     #[test]
     fn the_same_files_give_the_same_bytes_and_others_do_not() {
         let one = image("one", "binary", false);
-        assert!(
-            one == image("another", "binary", false),
-            "the time or the folder is in the archive"
-        );
+        assert!(one == image("another", "binary", false), "the time or the folder is in the archive");
         assert!(one != image("different", "bynary", false));
     }
 
     #[test]
     fn an_image_says_what_it_is_and_runs_as_nobody() {
-        let about = About {
-            name: "example.org/a/program:1.2",
-            description: "d",
-            entrypoint: "/program",
-            local: false,
-        };
+        let about = About { name: "example.org/a/program:1.2", description: "d", entrypoint: "/program", local: false };
         let config = config(&about, "0");
-        let labels = [
-            ("description", "d"),
-            ("licenses", "Apache-2.0"),
-            ("title", "program"),
-            ("version", "1.2"),
-        ];
-        let labels =
-            labels.map(|(name, value)| format!(r#""org.opencontainers.image.{name}":"{value}""#));
+        let labels = [("description", "d"), ("licenses", "Apache-2.0"), ("title", "program"), ("version", "1.2")];
+        let labels = labels.map(|(name, value)| format!(r#""org.opencontainers.image.{name}":"{value}""#));
         let runs = r#""User":"65532:65532","Entrypoint":["/program"]"#.to_owned();
         for said in labels.into_iter().chain([runs]) {
             assert!(config.contains(&said), "{said}: {config}");
@@ -223,8 +198,7 @@ mod tests {
     #[test]
     fn what_is_read_by_its_digest_has_that_digest() {
         for (local, kind) in [(true, LAYER), (false, PACKED_LAYER)] {
-            let folder =
-                std::env::temp_dir().join(format!("ctrlmesh-oci-{}-{local}", std::process::id()));
+            let folder = std::env::temp_dir().join(format!("ctrlmesh-oci-{}-{local}", std::process::id()));
             fs::create_dir_all(&folder).unwrap();
             let archive = image(&format!("digests-{local}"), "binary", local);
             fs::write(folder.join("archive"), archive).unwrap();

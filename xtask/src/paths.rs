@@ -25,16 +25,14 @@ impl Paths {
         let usual = || env::home_dir().map(|home| home.join(".cargo"));
         let cargo = home.or_else(usual).context("neither CARGO_HOME nor HOME is set")?;
         // The last one that fits holds, and the target folder usually lies in the checkout.
-        let mut paths: Vec<_> =
-            toolchains().map(|folder| (folder, "/rustup".to_owned())).into_iter().collect();
+        let mut paths: Vec<_> = toolchains().map(|folder| (folder, "/rustup".to_owned())).into_iter().collect();
         paths.extend([
             (cargo, "/cargo".to_owned()),
             (root().canonicalize()?, "/ctrlmesh".to_owned()),
             (target.to_owned(), "/target".to_owned()),
         ]);
         // Whoever has the component rust-src has the library's sources there, and the compiler names them.
-        let library =
-            PathBuf::from(rustc("--print=sysroot")?.trim_end()).join("lib/rustlib/src/rust");
+        let library = PathBuf::from(rustc("--print=sysroot")?.trim_end()).join("lib/rustlib/src/rust");
         if library.is_dir() {
             let version = rustc("-vV")?;
             let commit = version.lines().find_map(|line| line.strip_prefix("commit-hash: "));
@@ -60,8 +58,7 @@ impl Paths {
     /// here is put to those. The kernel programs' debug information is part of the program that loads them.
     pub(crate) fn keep_out_of(&self, target: &str, cargo: &mut Command) {
         let flags = self.flags("--remap-path-prefix");
-        let flags: Vec<String> =
-            flags.iter().map(|flag| format!("{:?}", flag.to_string_lossy())).collect();
+        let flags: Vec<String> = flags.iter().map(|flag| format!("{:?}", flag.to_string_lossy())).collect();
         cargo.arg("--config").arg(format!("target.{target}.rustflags=[{}]", flags.join(", ")));
     }
 
@@ -90,8 +87,7 @@ impl Paths {
         }
         let begins = (0..bytes.len()).filter(|at| bytes[*at] == b'/').map(|at| &bytes[at..]);
         let mut pairs = begins.flat_map(|text| folders.iter().map(move |folder| (text, folder)));
-        let found =
-            pairs.find(|(text, folder)| text.starts_with(folder.as_os_str().as_encoded_bytes()));
+        let found = pairs.find(|(text, folder)| text.starts_with(folder.as_os_str().as_encoded_bytes()));
         if let Some((_, folder)) = found {
             let (program, folder) = (program.display(), folder.display());
             bail!("{program} names {folder}, of the machine that built it: another's would differ");
@@ -126,16 +122,13 @@ mod tests {
         for inside in [cargo.join("registry"), source.join("ctrlmesh-proxy")] {
             fs::create_dir_all(inside).unwrap();
         }
-        let paths =
-            Paths(vec![(cargo.clone(), "/cargo".into()), (source.clone(), "/ctrlmesh".into())]);
+        let paths = Paths(vec![(cargo.clone(), "/cargo".into()), (source.clone(), "/ctrlmesh".into())]);
 
         let mut command = Command::new("cargo");
         paths.keep_out(&mut command);
         let said: Vec<_> = command.get_envs().filter_map(|(_, value)| value?.to_str()).collect();
         let (cargo, source) = (cargo.display(), source.display());
-        let flags = |name: &str, between: &str| {
-            format!("{name}={cargo}=/cargo{between}{name}={source}=/ctrlmesh")
-        };
+        let flags = |name: &str, between: &str| format!("{name}={cargo}=/cargo{between}{name}={source}=/ctrlmesh");
         assert!(said.contains(&flags("--remap-path-prefix", "\x1f").as_str()), "{said:?}");
         let c = flags("-ffile-prefix-map", " ");
         assert!(said.iter().any(|said| said.ends_with(&c)), "{said:?}");
@@ -143,8 +136,7 @@ mod tests {
         let mut command = Command::new("cargo");
         paths.keep_out_of("bpf", &mut command);
         let said: Vec<_> = command.get_args().filter_map(|said| said.to_str()).collect();
-        let flag =
-            |from: &dyn std::fmt::Display, to: &str| format!("\"--remap-path-prefix={from}={to}\"");
+        let flag = |from: &dyn std::fmt::Display, to: &str| format!("\"--remap-path-prefix={from}={to}\"");
         let both = format!("{}, {}", flag(&cargo, "/cargo"), flag(&source, "/ctrlmesh"));
         assert_eq!(said, ["--config", &format!("target.bpf.rustflags=[{both}]")]);
 

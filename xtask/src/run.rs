@@ -88,10 +88,7 @@ pub(crate) enum Print {
 /// The command cannot be started.
 pub(crate) fn watch(command: &mut Command, print: Print) -> Result<(Vec<String>, bool)> {
     say(&format!("$ {}", shown(command)));
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("start {}", shown(command)))?;
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start {}", shown(command)))?;
     // Children of tests write to it, too, and not only text.
     let output = BufReader::new(child.stdout.take().context("standard output")?);
     let (mut lines, mut printed) = (Vec::new(), 0);

@@ -172,17 +172,13 @@ impl Task {
         let seconds = Duration::from_secs;
         match self {
             Self::Packages => packages::install(packages),
-            Self::Linker => step(
-                "build bpf-linker, for the kernel programs, once per machine",
-                seconds(60),
-                build_linker,
-            ),
+            Self::Linker => {
+                step("build bpf-linker, for the kernel programs, once per machine", seconds(60), build_linker)
+            }
             Self::ControlPlane => control_plane(),
-            Self::H2spec => step(
-                "build h2spec, which asks the proxy whether it speaks HTTP/2",
-                seconds(10),
-                build_h2spec,
-            ),
+            Self::H2spec => {
+                step("build h2spec, which asks the proxy whether it speaks HTTP/2", seconds(10), build_h2spec)
+            }
             Self::PrometheusOperator => step(
                 "build prometheus-operator, an operator that is not ours, for tests, once per machine",
                 seconds(120),
@@ -213,9 +209,7 @@ fn go_problem(version: Option<&str>) -> Option<String> {
         None => String::new(),
     };
     let (major, minor) = GO;
-    Some(format!(
-        "install Go {major}.{minor} or newer (go.dev/dl): the test bed's API server is built with it{found}"
-    ))
+    Some(format!("install Go {major}.{minor} or newer (go.dev/dl): the test bed's API server is built with it{found}"))
 }
 
 /// Builds what is missing of the control plane; a folder that the user names is used as it is.
@@ -288,20 +282,16 @@ fn build_prometheus_operator() -> Result<()> {
     let folder = program.parent().context("the folder of a tool")?;
     let go = |arguments: &[&str]| {
         let mut go = Command::new("go");
-        go.args(arguments)
-            .env("CGO_ENABLED", "0")
-            .current_dir(root().join("xtask/prometheus-operator"));
+        go.args(arguments).env("CGO_ENABLED", "0").current_dir(root().join("xtask/prometheus-operator"));
         go
     };
     tools::put(folder, |staged| {
-        let mut build =
-            go(&["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o"]);
+        let mut build = go(&["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o"]);
         run(build.arg(staged.join("prometheus-operator")).arg(format!("{MODULE}/cmd/operator")))?;
         let output = go(&["list", "-m", "-f", "{{.Dir}}", MODULE]).output()?;
         let module = PathBuf::from(String::from_utf8(output.stdout)?.trim_end());
         let bundle = module.join("bundle.yaml");
-        fs::copy(&bundle, staged.join("bundle.yaml"))
-            .with_context(|| format!("copy {}", bundle.display()))?;
+        fs::copy(&bundle, staged.join("bundle.yaml")).with_context(|| format!("copy {}", bundle.display()))?;
         Ok(())
     })
 }
@@ -361,16 +351,9 @@ mod tests {
 
     #[test]
     fn the_demo_builds_only_its_own_tools_and_none_without_go() {
-        let all = [
-            Task::Packages,
-            Task::Linker,
-            Task::ControlPlane,
-            Task::H2spec,
-            Task::PrometheusOperator,
-        ];
-        let due = |purpose, has_go| -> Vec<Task> {
-            all.into_iter().filter(|task| task.is_due(purpose, has_go)).collect()
-        };
+        let all = [Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec, Task::PrometheusOperator];
+        let due =
+            |purpose, has_go| -> Vec<Task> { all.into_iter().filter(|task| task.is_due(purpose, has_go)).collect() };
         assert_eq!(due(Purpose::Node, true), all[..3]);
         assert_eq!(due(Purpose::Tests, true), all);
         assert_eq!(due(Purpose::Node, false), []);
@@ -395,15 +378,11 @@ mod tests {
             ("h2spec", format!("github.com/summerwind/h2spec {}+incompatible ", tools::H2SPEC)),
             (
                 "prometheus-operator",
-                format!(
-                    "github.com/prometheus-operator/prometheus-operator {} ",
-                    tools::PROMETHEUS_OPERATOR
-                ),
+                format!("github.com/prometheus-operator/prometheus-operator {} ", tools::PROMETHEUS_OPERATOR),
             ),
         ];
         for (module, version) in versions {
-            let text =
-                fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();
+            let text = fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();
             assert!(text.contains(&version), "{module}/go.mod does not name {version}");
         }
     }

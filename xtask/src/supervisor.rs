@@ -175,8 +175,7 @@ esac
 
     impl Scene {
         fn of(name: &str) -> Self {
-            let folder =
-                env::temp_dir().join(format!("ctrlmesh-supervisor-{name}-{}", process::id()));
+            let folder = env::temp_dir().join(format!("ctrlmesh-supervisor-{name}-{}", process::id()));
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("program"), PROGRAM).unwrap();
             fs::set_permissions(folder.join("program"), fs::Permissions::from_mode(0o755)).unwrap();

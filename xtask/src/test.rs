@@ -31,21 +31,12 @@ const FULL: &str = "CTRLMESH_TEST_FULL";
 const KUBECONFIG: &str = "CTRLMESH_TEST_KUBECONFIG";
 
 /// Programs that the tests with an API server start.
-const CONTROL_PLANE_PROGRAMS: [&str; 4] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"];
+const CONTROL_PLANE_PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"];
 
 /// Programs without which there is no node.
-const NODE_PROGRAMS: [&str; 7] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kubelet",
-    "kube-proxy",
-    "kubectl",
-];
-const NODE_PACKAGES: [&str; 7] =
-    ["containerd", "runc", "conntrack", "nft", "socat", "ip", "nsenter"];
+const NODE_PROGRAMS: [&str; 7] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
+const NODE_PACKAGES: [&str; 7] = ["containerd", "runc", "conntrack", "nft", "socat", "ip", "nsenter"];
 
 /// What to run.
 #[derive(Args, Clone, Debug)]
@@ -84,8 +75,7 @@ impl Options {
         if self.tier == [Tier::Unit] {
             return vec![disk_space::target(disk_space::UNIT_TARGET_MB)];
         }
-        let mut disk_uses =
-            vec![disk_space::target(disk_space::TESTS_TARGET_MB), disk_space::node()];
+        let mut disk_uses = vec![disk_space::target(disk_space::TESTS_TARGET_MB), disk_space::node()];
         disk_uses.extend(disk_space::tools());
         disk_uses
     }
@@ -159,22 +149,14 @@ impl Tier {
             Self::Unit => None,
             _ if !setup::has_go() => Some("needs Go".to_owned()),
             Self::Socket => None,
-            Self::Kernel | Self::Node | Self::Operator if !is_root() => {
-                Some("needs root".to_owned())
-            }
+            Self::Kernel | Self::Node | Self::Operator if !is_root() => Some("needs root".to_owned()),
             Self::ControlPlane if !tools::h2spec().is_file() => Some("needs h2spec".to_owned()),
-            Self::ControlPlane => {
-                setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl"]))
-            }
+            Self::ControlPlane => setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl"])),
             _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),
             Self::Kernel => None,
-            Self::Operator if !tools::prometheus_operator().is_file() => {
-                Some("needs prometheus-operator".to_owned())
-            }
-            Self::Node | Self::Operator => {
-                setup::assets_problem().or_else(|| missing(&NODE_PROGRAMS, &NODE_PACKAGES))
-            }
+            Self::Operator if !tools::prometheus_operator().is_file() => Some("needs prometheus-operator".to_owned()),
+            Self::Node | Self::Operator => setup::assets_problem().or_else(|| missing(&NODE_PROGRAMS, &NODE_PACKAGES)),
         }
     }
 }
@@ -187,8 +169,7 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     if !supervisor::follow() {
         disk_space::check(options.disk_uses())?;
         let cluster = options.kubeconfig.as_deref().map(ensure_unused).transpose()?;
-        return Err(supervisor::enter(OnExit::Clearing(cluster.as_deref())))
-            .context("start the tests");
+        return Err(supervisor::enter(OnExit::Clearing(cluster.as_deref()))).context("start the tests");
     }
     let start = Instant::now();
     let strict = env::var("CI").is_ok_and(|value| value == "true");
@@ -214,14 +195,8 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
 /// Refuses a cluster that has what the tests make there, and take away at the end; gives its kubeconfig, made absolute.
 fn ensure_unused(kubeconfig: &Path) -> Result<PathBuf> {
     let file = kubeconfig.display();
-    ensure!(
-        kubeconfig.is_file(),
-        "there is no kubeconfig {file}; name that of a cluster that you have"
-    );
-    ensure!(
-        kubectl::prepare()? == Readiness::Ready,
-        "without kubectl nobody can ask the cluster of {file}"
-    );
+    ensure!(kubeconfig.is_file(), "there is no kubeconfig {file}; name that of a cluster that you have");
+    ensure!(kubectl::prepare()? == Readiness::Ready, "without kubectl nobody can ask the cluster of {file}");
     user_cluster::ensure_unused(kubeconfig, &[])?;
     Ok(std::path::absolute(kubeconfig)?)
 }
@@ -231,8 +206,7 @@ fn ensure_unused(kubeconfig: &Path) -> Result<PathBuf> {
 fn prepare(jobs: &[(Tier, &str)], options: &Options) -> bool {
     const GOING_ON: &str = "going on with the tiers that can run without";
     let plan = Plan::of(Purpose::Tests);
-    let plan =
-        plan.filter(|plan| plan.install().inspect_err(|error| say(&format!("{error:#}"))).is_ok());
+    let plan = plan.filter(|plan| plan.install().inspect_err(|error| say(&format!("{error:#}"))).is_ok());
     if plan.is_none() {
         say(GOING_ON);
     }
@@ -269,10 +243,9 @@ fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
         let Ok(entries) = fs::read_dir(root().join(folder).join("tests")) else { continue };
         for entry in entries {
             let path = entry?.path();
-            let target =
-                path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
-            let is_target = path.extension().is_some_and(|extension| extension == "rs")
-                || path.join("main.rs").is_file();
+            let target = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+            let is_target =
+                path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").is_file();
             let names = targets.entry(Tier::of(&target)).or_default();
             if is_target && !names.contains(&target) {
                 names.push(target);
@@ -312,13 +285,7 @@ mod tests {
 
     #[test]
     fn several_binaries_run_at_once_but_not_on_a_users_cluster() {
-        let options = Options {
-            tier: Vec::new(),
-            filter: None,
-            kubeconfig: None,
-            at_once: None,
-            full: false,
-        };
+        let options = Options { tier: Vec::new(), filter: None, kubeconfig: None, at_once: None, full: false };
         assert!(options.lanes() > 1);
         let three = Options { at_once: Some(3), ..options };
         assert_eq!(three.lanes(), 3);

@@ -54,17 +54,13 @@ pub fn cache() -> PathBuf {
 
 fn cache_of(tools: Option<PathBuf>, caches: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     let caches = || caches.or_else(|| Some(home?.join(".cache")));
-    tools
-        .or_else(|| Some(caches()?.join("ctrlmesh")))
-        .unwrap_or_else(|| PathBuf::from("/var/cache/ctrlmesh"))
+    tools.or_else(|| Some(caches()?.join("ctrlmesh"))).unwrap_or_else(|| PathBuf::from("/var/cache/ctrlmesh"))
 }
 
 /// A program of Kubernetes, such as `kube-apiserver` or `kubelet`, or `etcd`.
 pub fn control_plane(program: &str) -> PathBuf {
     match assets() {
-        Some(folder) if folder.join(program).is_file() || is_of_assets(program) => {
-            folder.join(program)
-        }
+        Some(folder) if folder.join(program).is_file() || is_of_assets(program) => folder.join(program),
         _ if program == "etcd" => cache().join("etcd").join(ETCD).join(program),
         _ => cache().join("kubernetes").join(KUBERNETES).join(program),
     }
@@ -166,8 +162,7 @@ fn is_abandoned(path: &Path) -> bool {
     let gone = !Path::new("/proc").join(process.to_string()).exists();
     let seen = home().is_some_and(|home| made_in == home);
     let touched = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    let old =
-        touched.and_then(|touched| touched.elapsed().ok()).is_some_and(|age| age > ABANDONED_AFTER);
+    let old = touched.and_then(|touched| touched.elapsed().ok()).is_some_and(|age| age > ABANDONED_AFTER);
     gone && (seen || old)
 }
 
@@ -220,8 +215,7 @@ mod tests {
 
     #[test]
     fn tools_are_kept_in_the_users_folder_or_the_usual_cache() {
-        let [tools, caches, home] =
-            ["/tools", "/caches", "/home"].map(|at| Some(PathBuf::from(at)));
+        let [tools, caches, home] = ["/tools", "/caches", "/home"].map(|at| Some(PathBuf::from(at)));
         let of = |tools: &Option<PathBuf>, caches: &Option<PathBuf>, home: &Option<PathBuf>| {
             cache_of(tools.clone(), caches.clone(), home.clone())
         };
@@ -246,12 +240,7 @@ mod tests {
         assert!(left(&made(4_194_305), long_ago));
         assert!(!left(&made(4_194_306), SystemTime::now()), "it may be of another container");
         assert!(!left(&made(process::id()), long_ago), "we are still at it");
-        for name in [
-            ".keep",
-            ".backup.4194305",
-            ".etcd.0.another-boot.4194305",
-            "..0000000000000007.b.4194305",
-        ] {
+        for name in [".keep", ".backup.4194305", ".etcd.0.another-boot.4194305", "..0000000000000007.b.4194305"] {
             assert!(!left(name, long_ago), "{name} is none of ours");
         }
         fs::remove_dir_all(&folder).unwrap();

@@ -32,11 +32,8 @@ const FOLDERS: [&str; 2] = ["deploy/example-operator/config/default", "deploy"];
 const WEBSITES: &str = "websites.web.example.com";
 
 /// The keys of the labels that the manager writes on what is everybody's.
-pub const KEYS: [&str; 3] = [
-    "ctrlmesh.kusionstack.io/sharding-hash",
-    "ctrlmesh.kusionstack.io/namespace",
-    "ctrlmesh.kusionstack.io/control",
-];
+pub const KEYS: [&str; 3] =
+    ["ctrlmesh.kusionstack.io/sharding-hash", "ctrlmesh.kusionstack.io/namespace", "ctrlmesh.kusionstack.io/control"];
 
 /// Refuses a cluster in which there is anything already that is made, and taken away at the end: ctrlmesh, the example
 /// operator, or one of `namespaces`.
@@ -64,12 +61,10 @@ pub fn ensure_unused(kubeconfig: &Path, namespaces: &[String]) -> Result<()> {
 
 /// What kubectl is asked for to learn whether there is anything that [`remove`] would take away.
 fn queries(namespaces: &[String]) -> Vec<Vec<String>> {
-    let named = |kind: &str, names: &[&str]| {
-        [kind].iter().chain(names).map(|word| (*word).to_owned()).collect::<Vec<_>>()
-    };
+    let named =
+        |kind: &str, names: &[&str]| [kind].iter().chain(names).map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let folder = |folder: &str| root().join(folder).display().to_string();
-    let mut queries: Vec<_> =
-        FOLDERS.iter().map(|one| named("--kustomize", &[&folder(one)])).collect();
+    let mut queries: Vec<_> = FOLDERS.iter().map(|one| named("--kustomize", &[&folder(one)])).collect();
     queries.extend([
         [named("namespaces", &[SYSTEM, OPERATOR]), namespaces.to_vec()].concat(),
         named("namespaces", &["--selector", &selector()]),
@@ -121,8 +116,7 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
     let keys = KEYS.map(|key| format!("{key}-"));
     for kind in [&["namespaces", "--all"][..], &["configmaps", "--all", "--all-namespaces"]] {
         let keys = keys.iter().map(String::as_str);
-        let words: Vec<&str> =
-            ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
+        let words: Vec<&str> = ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
         ask(&words);
     }
     failed.extend(remove_finalizers.err().map(|error| format!("{error:#}")));
@@ -155,8 +149,7 @@ fn remove_finalizers(kubeconfig: &Path) -> Result<()> {
 /// Names, as documents in YAML, of the sites (`NAMESPACE NAME` a line) those that are in one of these namespaces
 /// (`namespace/NAME` a line).
 fn documents(spaces: &str, sites: &str) -> String {
-    let spaces: BTreeSet<&str> =
-        spaces.lines().filter_map(|line| line.strip_prefix("namespace/")).collect();
+    let spaces: BTreeSet<&str> = spaces.lines().filter_map(|line| line.strip_prefix("namespace/")).collect();
     let sites = sites.lines().filter_map(|line| line.split_once(' '));
     let ours = sites.filter(|(space, _)| spaces.contains(space));
     let document = |(space, name)| {
@@ -182,8 +175,7 @@ mod tests {
 
     #[test]
     fn only_what_is_in_namespaces_that_we_made_is_let_go() {
-        let documents =
-            documents("namespace/shop-00\nnamespace/a-1\n", "shop-00 x\nshop y\na-1 z\n");
+        let documents = documents("namespace/shop-00\nnamespace/a-1\n", "shop-00 x\nshop y\na-1 z\n");
         assert_eq!(documents.matches("---\n").count(), 2);
         assert!(documents.contains("{namespace: shop-00, name: x}"), "{documents}");
         assert!(!documents.contains("name: y"), "{documents}");

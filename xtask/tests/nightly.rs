@@ -24,8 +24,8 @@ fn write(program: &Path, script: &str) -> io::Result<()> {
 /// What `cargo xtask build-ebpf` says where rustup has such a toolchain, and bpf-linker is on the path or not.
 fn said(linker: bool) -> io::Result<String> {
     let folder = tempfile::tempdir()?;
-    let [path, core, tools] = ["bin", "sysroot/lib/rustlib/src/rust/library/core", "tools"]
-        .map(|name| folder.path().join(name));
+    let [path, core, tools] =
+        ["bin", "sysroot/lib/rustlib/src/rust/library/core", "tools"].map(|name| folder.path().join(name));
     for made in [&path, &core, &tools] {
         fs::create_dir_all(made)?;
     }

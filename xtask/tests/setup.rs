@@ -71,15 +71,8 @@ fn the_whole_list_comes_before_anything_is_built() {
 #[test]
 fn who_is_not_root_is_told_what_root_would_install() {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    if !["ID=debian", "VERSION_ID=\"12\""]
-        .iter()
-        .all(|line| release.lines().any(|one| one == *line))
-    {
-        writeln!(
-            stdout(),
-            "skipped: who_is_not_root_is_told_what_root_would_install: this is not Debian 12"
-        )
-        .unwrap();
+    if !["ID=debian", "VERSION_ID=\"12\""].iter().all(|line| release.lines().any(|one| one == *line)) {
+        writeln!(stdout(), "skipped: who_is_not_root_is_told_what_root_would_install: this is not Debian 12").unwrap();
         return;
     }
     // Were it run, the status would not be that of a list.
@@ -109,11 +102,8 @@ fn programs(cache: &Path) -> io::Result<BTreeMap<PathBuf, (u64, i64, i64)>> {
 }
 
 fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let paths: io::Result<Vec<PathBuf>> =
-        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect();
-    let is_in_place = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'))
-    };
+    let paths: io::Result<Vec<PathBuf>> = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect();
+    let is_in_place = |path: &PathBuf| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'));
     Ok(paths?.into_iter().filter(is_in_place).collect())
 }
 

@@ -42,9 +42,7 @@ fn socket_tier_without_go(strict: bool) -> io::Result<Seen> {
 
 #[test]
 fn a_tier_that_cannot_run_is_reported_and_fails_in_ci() {
-    for (strict, code, verdict) in
-        [(false, 0, "ok. 0 passed; 0 failed;"), (true, 1, "FAILED. 0 passed; 1 failed;")]
-    {
+    for (strict, code, verdict) in [(false, 0, "ok. 0 passed; 0 failed;"), (true, 1, "FAILED. 0 passed; 1 failed;")] {
         let (ended, rows, last) = socket_tier_without_go(strict).unwrap();
         // The one that was named, and no other.
         assert_eq!(rows, ["socket 0 0 0 all 0 needs Go"]);

@@ -32,10 +32,8 @@ impl Compile {
         let manifests = manifests(&self.filename)?;
         let before = match &self.before {
             Some(file) => {
-                let text =
-                    fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
-                serde_saphyr::from_str(&text)
-                    .with_context(|| format!("parse {}", file.display()))?
+                let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+                serde_saphyr::from_str(&text).with_context(|| format!("parse {}", file.display()))?
             }
             None => Compiled::default(),
         };

@@ -74,11 +74,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
 /// The command line, which calls itself as the user calls it.
 fn named(program: Option<&OsStr>) -> clap::Command {
     let file = program.and_then(|program| Path::new(program).file_name());
-    if file == Some(OsStr::new(PLUGIN)) {
-        command().bin_name("kubectl ctrlmesh")
-    } else {
-        command()
-    }
+    if file == Some(OsStr::new(PLUGIN)) { command().bin_name("kubectl ctrlmesh") } else { command() }
 }
 
 #[cfg(test)]
@@ -100,8 +96,7 @@ mod tests {
             let help = named(Some(program.as_ref())).try_get_matches_from([program, "--help"]);
             let help = help.unwrap_err().to_string();
             assert!(help.contains(usage), "{program}: {help}");
-            let help =
-                named(Some(program.as_ref())).try_get_matches_from([program, "run", "--help"]);
+            let help = named(Some(program.as_ref())).try_get_matches_from([program, "run", "--help"]);
             let help = help.unwrap_err().to_string();
             assert!(help.contains(&format!("{usage}run ")), "{program}: {help}");
         }

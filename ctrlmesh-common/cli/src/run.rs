@@ -70,11 +70,10 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
     command::program::find(&args.command[0])?;
     let events = signals::events().map_err(RunError::Signals)?;
     let wanted = Inputs::find(args)?;
-    let targets =
-        match interception::look_up(args, &wanted.cluster, wanted.through.as_ref(), &events)? {
-            ControlFlow::Continue(targets) => targets,
-            ControlFlow::Break(code) => return Ok(code),
-        };
+    let targets = match interception::look_up(args, &wanted.cluster, wanted.through.as_ref(), &events)? {
+        ControlFlow::Continue(targets) => targets,
+        ControlFlow::Break(code) => return Ok(code),
+    };
     let (mut made, setup) = Session::make(args, &wanted, &targets)?;
     let proxy = Proxy::start(setup, events.sender.clone())?;
     if let ControlFlow::Break(code) = ready(&events)? {

@@ -28,10 +28,8 @@ pub(crate) struct Validate {
 impl Validate {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let documents = files(&self.filename)?.into_iter().map(|file| {
-            let text =
-                fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-            let documents = serde_saphyr::from_multiple(&text)
-                .with_context(|| format!("parse {}", file.display()))?;
+            let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+            let documents = serde_saphyr::from_multiple(&text).with_context(|| format!("parse {}", file.display()))?;
             Ok((file.display().to_string(), documents))
         });
         let documents = documents.collect::<Result<Vec<_>>>()?;

@@ -114,8 +114,7 @@ async fn nobody_else_is_redirected() {
 async fn a_kubeconfig_that_is_known_by_its_name_is_replaced_for_the_command_only() {
     let (bed, pins) = (Bed::new().await, Pins::new());
     let original = fs::read(bed.file()).unwrap();
-    let script =
-        format!("unset KUBECONFIG; $CLIENT --kubeconfig={} /api/v1/pods", bed.file().display());
+    let script = format!("unset KUBECONFIG; $CLIENT --kubeconfig={} /api/v1/pods", bed.file().display());
     let output = output(pins.run(&bed, &LIMIT, &script)).await;
     assert!(stdout(&output).contains("labelSelector"), "{} {}", stdout(&output), stderr(&output));
     assert_eq!(fs::read(bed.file()).unwrap(), original);
@@ -250,8 +249,7 @@ async fn a_command_that_knows_only_service_accounts_finds_one_with_or_without_ro
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_not_root_is_told_what_ebpf_needs_and_gets_a_kubeconfig_unasked() {
     let bed = Bed::new().await;
-    let output_ =
-        output(somebody_else(&bed, &bed.run(&["--interception", "ebpf"], &["true"]))).await;
+    let output_ = output(somebody_else(&bed, &bed.run(&["--interception", "ebpf"], &["true"]))).await;
     assert!(stderr(&output_).contains("needs root: use sudo, or --interception kubeconfig"));
     assert_eq!(output_.status.code(), Some(125));
     let mut run = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
@@ -259,11 +257,7 @@ async fn who_is_not_root_is_told_what_ebpf_needs_and_gets_a_kubeconfig_unasked()
     run.args(["id -u; exec python3 $0 /api/v1/pods", CLIENT]).env("KUBECONFIG", bed.file());
     let output_ = output(somebody_else(&bed, &run)).await;
     let text = stdout(&output_);
-    assert!(
-        text.starts_with(NOBODY) && text.contains("labelSelector"),
-        "{text} {}",
-        stderr(&output_)
-    );
+    assert!(text.starts_with(NOBODY) && text.contains("labelSelector"), "{text} {}", stderr(&output_));
 }
 
 /// The same run by somebody who is not root, of copies of everything that may be behind closed doors.
@@ -306,16 +300,12 @@ const SILENT: &str = r#"
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_no_resolver_answers_for_does_not_keep_ctrl_c_waiting() {
     let (bed, pins) = (Bed::new().await, Pins::new());
-    let server =
-        json!({"server": "https://api.example.com:6443", "certificate-authority": "real.crt"});
+    let server = json!({"server": "https://api.example.com:6443", "certificate-authority": "real.crt"});
     bed.kubeconfig(server, json!({"token": "secret"}));
     let resolver = bed.pki.path("resolv.conf");
     fs::write(&resolver, "nameserver 192.0.2.9\noptions timeout:30 attempts:5\n").unwrap();
     let pins = pins.0.to_str().unwrap();
-    for flags in [
-        ["--interception", "ebpf", "--pin-dir", pins],
-        ["--interception", "kubeconfig", "--pin-dir", pins],
-    ] {
+    for flags in [["--interception", "ebpf", "--pin-dir", pins], ["--interception", "kubeconfig", "--pin-dir", pins]] {
         let run = unignored(bed.run(&flags, &["true"]));
         let mut within = Command::new("unshare");
         within.args(["--mount", "--net", "sh", "-c", SILENT]).arg(&resolver);

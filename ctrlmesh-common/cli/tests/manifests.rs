@@ -79,11 +79,7 @@ fn hashes_that_belong_to_nobody_are_said_by_the_label_keys_that_are_given() -> i
     command.args(["validate", "--label-sharding-hash", "example.com/slot", "-f"]).arg(&shard.0);
     let output = command.output()?;
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert!(
-        said(&output).contains("warning: spec.limits: the hashes 0,1,2,4,5"),
-        "{}",
-        said(&output)
-    );
+    assert!(said(&output).contains("warning: spec.limits: the hashes 0,1,2,4,5"), "{}", said(&output));
     Ok(())
 }
 

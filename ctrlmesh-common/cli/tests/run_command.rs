@@ -30,8 +30,7 @@ use tokio::task;
 async fn a_command_sees_only_its_shard_and_its_token_passes_through() {
     let bed = Bed::new().await;
     let output = output(bed.client(&LIMIT, &["/api/v1/pods?limit=5", "/api/v1/nodes"])).await;
-    let expected =
-        "200 /api/v1/pods?labelSelector=slot%20in%20%280%2C1%29&limit=5\n200 /api/v1/nodes";
+    let expected = "200 /api/v1/pods?labelSelector=slot%20in%20%280%2C1%29&limit=5\n200 /api/v1/nodes";
     assert_eq!(stdout(&output), expected, "{}", stderr(&output));
     assert_eq!(bed.upstream.last().headers["authorization"], "Bearer secret");
     assert_eq!(stderr(&output), "ctrlmesh: 2 requests, 1 injected, 0 refused");
@@ -100,8 +99,7 @@ async fn the_proxy_presents_the_users_certificate_and_only_the_command_may_use_i
     assert!(stderr(&output_).contains("1 connections failed in TLS"), "{}", stderr(&output_));
     // The user's own key is in none of the files.
     let secret = fs::read_to_string(bed.pki.path("leaf.key")).unwrap();
-    let show =
-        bed.run(&[], &["sh", "-c", "cat $(dirname $KUBECONFIG)/*; ls -l $(dirname $KUBECONFIG)"]);
+    let show = bed.run(&[], &["sh", "-c", "cat $(dirname $KUBECONFIG)/*; ls -l $(dirname $KUBECONFIG)"]);
     let shown = stdout(&output(show).await);
     assert!(!shown.contains(secret.lines().nth(1).unwrap()) && shown.contains("client-key-data"));
     let open = shown.lines().filter(|line| line.starts_with('-') && line.contains(" root "));
@@ -146,10 +144,7 @@ async fn the_exit_code_is_the_commands_own() {
 async fn input_output_and_arguments_are_the_commands_own() {
     let bed = Bed::new().await;
     let mut run =
-        Running::start(bed.run(
-            &[],
-            &["sh", "-c", "read line; echo \"$line\" \"$@\" >&2; cat", "--", "--run", "-x"],
-        ));
+        Running::start(bed.run(&[], &["sh", "-c", "read line; echo \"$line\" \"$@\" >&2; cat", "--", "--run", "-x"]));
     run.0.stdin.take().unwrap().write_all(b"first\nrest\n").unwrap();
     let (code, out, error) = run.ended().await;
     assert_eq!((code, out.as_str()), (Some(0), "rest\n"));
@@ -252,8 +247,7 @@ async fn the_shard_follows_its_file_while_the_command_runs() {
         if line.contains("%285%29") {
             run.send(Signal::SIGTERM);
             let (_, _, error) = run.ended().await;
-            let changed =
-                "ctrlmesh: the policy changed\nctrlmesh: limit on pods of [\"\"]: slot in (5)\n";
+            let changed = "ctrlmesh: the policy changed\nctrlmesh: limit on pods of [\"\"]: slot in (5)\n";
             assert!(error.contains(changed), "{error}");
             return;
         }
@@ -264,10 +258,7 @@ async fn the_shard_follows_its_file_while_the_command_runs() {
 }
 
 /// A proxy of that kind, which leads to one server however it is called.
-async fn proxied(
-    kind: &'static str,
-    to: std::net::SocketAddr,
-) -> (String, task::JoinHandle<Vec<u8>>) {
+async fn proxied(kind: &'static str, to: std::net::SocketAddr) -> (String, task::JoinHandle<Vec<u8>>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("{kind}://me:pass@{}", listener.local_addr().unwrap());
     let serving = tokio::spawn(async move {
@@ -283,9 +274,7 @@ async fn proxied(
                 client.write_all(b"HTTP/1.1 200 OK\r\nvia: x\r\n\r\n").await.unwrap();
             } else {
                 // Greeting, login, and a request for api.example.com, 6443.
-                for (bytes, answer) in
-                    [(3, &[5, 2][..]), (9, &[1, 0]), (22, &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0])]
-                {
+                for (bytes, answer) in [(3, &[5, 2][..]), (9, &[1, 0]), (22, &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0])] {
                     let mut read = vec![0; bytes];
                     client.read_exact(&mut read).await.unwrap();
                     first.extend(read);
@@ -313,22 +302,14 @@ async fn an_api_server_behind_a_proxy_is_reached_through_it() {
         });
         bed.kubeconfig(cluster, json!({}));
         let output = output(bed.client(&LIMIT, &["/api/v1/pods"])).await;
-        assert!(
-            stdout(&output).starts_with("200 "),
-            "{kind}: {} {}",
-            stdout(&output),
-            stderr(&output)
-        );
+        assert!(stdout(&output).starts_with("200 "), "{kind}: {} {}", stdout(&output), stderr(&output));
         let asked = soon("the proxy", serving).await.unwrap();
         let asked = String::from_utf8_lossy(&asked).into_owned();
         if kind == "http" {
             assert!(asked.starts_with("CONNECT api.example.com:6443 HTTP/1.1\r\n"), "{asked}");
             assert!(asked.contains("Basic bWU6cGFzcw=="), "{asked}");
         } else {
-            assert!(
-                asked.contains("\u{2}me\u{4}pass") && asked.contains("api.example.com"),
-                "{asked:?}"
-            );
+            assert!(asked.contains("\u{2}me\u{4}pass") && asked.contains("api.example.com"), "{asked:?}");
         }
     }
 }

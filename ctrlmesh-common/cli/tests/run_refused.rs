@@ -41,9 +41,7 @@ async fn shards_that_select_nothing_are_refused_with_what_to_do() {
     let flags = ["--sharding-config", shards.to_str().unwrap()];
     refused(&bed, &flags, "No such file").await;
     let head = |name: &str| {
-        format!(
-            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}}}\n"
-        )
+        format!("apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}}}\n")
     };
     let two = format!("{}spec: {{}}\n---\n{}spec: {{}}", head("a"), head("b"));
     for (text, why) in [
@@ -52,10 +50,7 @@ async fn shards_that_select_nothing_are_refused_with_what_to_do() {
         (head("r") + "spec: {root: {prefix: x}}", "of a root"),
         (head("e") + "spec: {limits: []}", "selects nothing"),
         (head("e") + "spec: {limits: [{selector: {}}]}", "would see all objects"),
-        (
-            head("e") + "spec: {limits: [{selector: {matchLables: {team: a}}}]}",
-            "matchLables: no such field",
-        ),
+        (head("e") + "spec: {limits: [{selector: {matchLables: {team: a}}}]}", "matchLables: no such field"),
         (
             "apiVersion: v1\nkind: List\nitems:\n- ".to_owned()
                 + &(head("e") + "spec: {limits: [{selector: {}}]}").replace('\n', "\n  "),

@@ -24,9 +24,7 @@ async fn at_a_terminal(run: Command, steps: Value) -> String {
         }
     }
     let mut terminal = Command::new("python3");
-    terminal
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_command/terminal.py"))
-        .arg(steps.to_string());
+    terminal.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_command/terminal.py")).arg(steps.to_string());
     let mut terminal = unignored(terminal);
     for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
         terminal.env(name, value);
@@ -64,8 +62,7 @@ async fn ctrl_c_reaches_the_command_once() {
 }
 
 /// Reads a line and prints it in capitals.
-const SHOUTING: &str =
-    "print('rea' + 'dy', flush=True); print(input().upper()); print(input().upper())";
+const SHOUTING: &str = "print('rea' + 'dy', flush=True); print(input().upper()); print(input().upper())";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_can_be_paused_and_taken_up_again() {

@@ -71,11 +71,7 @@ impl Drain {
     /// The same shutdown for one thread: its tasks wait without a lock that other threads share.
     #[must_use]
     pub fn for_thread(&self) -> Self {
-        Self {
-            graceful: self.graceful.child_token(),
-            forced: self.forced.child_token(),
-            tasks: self.tasks.clone(),
-        }
+        Self { graceful: self.graceful.child_token(), forced: self.forced.child_token(), tasks: self.tasks.clone() }
     }
 
     /// Completes once shutdown has begun.

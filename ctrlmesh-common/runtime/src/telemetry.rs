@@ -27,8 +27,7 @@ pub enum LogFormat {
 pub fn init(format: LogFormat) -> Result<(), TryInitError> {
     use tracing_subscriber::util::SubscriberInitExt as _;
 
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     match format {
         LogFormat::Text => lines.with_ansi(false).finish().try_init(),

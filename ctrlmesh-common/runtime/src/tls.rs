@@ -12,8 +12,7 @@ pub const ALPN_HTTP2: &[u8] = b"h2";
 pub const ALPN_HTTP1: &[u8] = b"http/1.1";
 
 /// The versions that the API server itself speaks.
-pub const VERSIONS: &[&SupportedProtocolVersion] =
-    &[&rustls::version::TLS13, &rustls::version::TLS12];
+pub const VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13, &rustls::version::TLS12];
 
 /// The one cryptographic library in use.
 pub fn provider() -> Arc<CryptoProvider> {

@@ -24,8 +24,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         nanoseconds = nanoseconds.checked_add(times(number, *each)?)?;
         rest = &behind[unit.len()..];
     }
-    (!text.is_empty() && i64::try_from(nanoseconds).is_ok())
-        .then(|| Duration::from_nanos(nanoseconds))
+    (!text.is_empty() && i64::try_from(nanoseconds).is_ok()).then(|| Duration::from_nanos(nanoseconds))
 }
 
 /// A number such as `1` or `1.5`, times a unit, without what is left of a whole.
@@ -69,20 +68,9 @@ mod tests {
         for (text, nanoseconds) in cases {
             assert_eq!(parse_duration(text), Some(Duration::from_nanos(nanoseconds)), "{text}");
         }
-        for wrong in [
-            "",
-            "1",
-            "s",
-            "1d",
-            "-1s",
-            "1.s",
-            ".5s",
-            "1..5s",
-            "1 s",
-            "1mss",
-            "9999999h",
-            "9223372036854775808ns",
-        ] {
+        for wrong in
+            ["", "1", "s", "1d", "-1s", "1.s", ".5s", "1..5s", "1 s", "1mss", "9999999h", "9223372036854775808ns"]
+        {
             assert_eq!(parse_duration(wrong), None, "{wrong}");
         }
     }

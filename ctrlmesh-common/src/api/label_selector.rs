@@ -74,11 +74,8 @@ pub enum SelectorOperator {
 impl LabelSelector {
     /// Selects where the label `key` has one of `values`.
     pub fn any_of(key: &str, values: impl IntoIterator<Item = String>) -> Self {
-        let expression = Expression {
-            key: key.to_owned(),
-            operator: SelectorOperator::In,
-            values: values.into_iter().collect(),
-        };
+        let expression =
+            Expression { key: key.to_owned(), operator: SelectorOperator::In, values: values.into_iter().collect() };
         Self { match_expressions: vec![expression], ..Self::default() }
     }
 
@@ -92,10 +89,8 @@ impl TryFrom<&LabelSelector> for Selector {
     type Error = RequirementError;
 
     fn try_from(selector: &LabelSelector) -> Result<Self, RequirementError> {
-        let labels = selector
-            .match_labels
-            .iter()
-            .map(|(key, value)| Requirement::new(key, Condition::Equals(value.clone())));
+        let labels =
+            selector.match_labels.iter().map(|(key, value)| Requirement::new(key, Condition::Equals(value.clone())));
         let expressions = selector
             .match_expressions
             .iter()

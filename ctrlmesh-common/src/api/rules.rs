@@ -4,8 +4,7 @@
 pub(super) const LABEL_KEY: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 
 /// Pattern of an API group: a lower-case DNS subdomain, nothing for the core group, or the wildcard.
-pub(super) const API_GROUP: &str =
-    r"^(\*|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?)$";
+pub(super) const API_GROUP: &str = r"^(\*|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?)$";
 
 /// Pattern of a label's value.
 pub(super) const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
@@ -40,8 +39,7 @@ pub(super) const POSITIVE_DURATION: &str =
     "self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) > duration('0s')";
 
 /// What [`POSITIVE_DURATION`] says where it does not hold.
-pub(super) const POSITIVE_DURATION_MESSAGE: &str =
-    "must be a duration greater than zero, such as 500ms, 10s or 1h30m";
+pub(super) const POSITIVE_DURATION_MESSAGE: &str = "must be a duration greater than zero, such as 500ms, 10s or 1h30m";
 
 /// Pattern of a share of a hundred.
 pub(super) const PERCENT: &str = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$";
@@ -53,5 +51,4 @@ pub(super) const METHOD: &str = r"^(\*|[A-Z]+)$";
 pub(super) const TIME_OF_DAY: &str = "^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$";
 
 /// Pattern of most objects' names: a lower-case DNS subdomain.
-pub(super) const SUBDOMAIN: &str =
-    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+pub(super) const SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";

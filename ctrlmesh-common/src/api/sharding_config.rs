@@ -339,15 +339,12 @@ pub struct PodStatus {
 impl Limit {
     /// The resources that it restricts; none means every resource. Reads either spelling.
     pub fn resources(&self) -> &[RelatedResources] {
-        self.object_selector
-            .as_ref()
-            .map_or(&self.relate_resources, |nested| &nested.relate_resources)
+        self.object_selector.as_ref().map_or(&self.relate_resources, |nested| &nested.relate_resources)
     }
 
     /// Whether it is written in our spelling and in Kridge's at once, which the schema refuses.
     pub fn is_in_both_spellings(&self) -> bool {
-        self.object_selector.is_some()
-            && (self.selector.is_some() || !self.relate_resources.is_empty())
+        self.object_selector.is_some() && (self.selector.is_some() || !self.relate_resources.is_empty())
     }
 
     /// The objects of them that the shard may see. Reads either spelling.

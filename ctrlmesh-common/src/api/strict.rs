@@ -18,13 +18,9 @@ pub(super) struct Unknown {
 }
 
 /// The first field of the `spec` of `manifest` that its definition does not know.
-pub(super) fn unknown_in_spec(
-    definition: &CustomResourceDefinition,
-    manifest: &Value,
-) -> Option<Unknown> {
+pub(super) fn unknown_in_spec(definition: &CustomResourceDefinition, manifest: &Value) -> Option<Unknown> {
     let versions = definition.spec.versions.iter();
-    let schemas =
-        versions.filter_map(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref());
+    let schemas = versions.filter_map(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref());
     let mut specs = schemas.filter_map(|schema| schema.properties.as_ref()?.get("spec"));
     unknown(specs.next()?, manifest.get("spec")?, "spec")
 }

@@ -37,22 +37,18 @@ fn walk(path: &str, schema: Value, found: &mut Vec<(String, Value)>) {
 fn wrong(problem: impl Fn(&str, &Value) -> Option<&'static str>) -> Vec<String> {
     let schemas = schemas();
     assert!(schemas.len() > 150, "only {} were found", schemas.len());
-    let said =
-        |(path, schema): &(String, Value)| Some(format!("{path}: {}", problem(path, schema)?));
+    let said = |(path, schema): &(String, Value)| Some(format!("{path}: {}", problem(path, schema)?));
     schemas.iter().filter_map(said).collect()
 }
 
 /// The API server would refuse a definition that is not; here it needs none, and every path is told.
 #[test]
 fn schemas_are_structural() {
-    const ELSEWHERE: [&str; 6] =
-        ["$ref", "allOf", "anyOf", "oneOf", "not", "x-kubernetes-preserve-unknown-fields"];
+    const ELSEWHERE: [&str; 6] = ["$ref", "allOf", "anyOf", "oneOf", "not", "x-kubernetes-preserve-unknown-fields"];
     let found = wrong(|_, schema| match schema["type"].as_str() {
         None | Some("") => Some("has no type"),
         Some("object") if schema["additionalProperties"].is_boolean() => Some("keeps any field"),
-        Some(_) if ELSEWHERE.iter().any(|word| schema.get(word).is_some()) => {
-            Some("is said elsewhere, or not at all")
-        }
+        Some(_) if ELSEWHERE.iter().any(|word| schema.get(word).is_some()) => Some("is said elsewhere, or not at all"),
         Some(_) => None,
     });
     assert_eq!(found, Vec::<String>::new());

@@ -88,8 +88,7 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
     for (at, document) in documents(text).enumerate() {
         let number = at + 1;
         let failed = |source| ReadError::Document { document: number, source: Box::new(source) };
-        let Some(meta) = serde_saphyr::from_str::<Option<TypeMeta>>(&document).map_err(failed)?
-        else {
+        let Some(meta) = serde_saphyr::from_str::<Option<TypeMeta>>(&document).map_err(failed)? else {
             continue;
         };
         match meta.kind.as_deref() {
@@ -153,16 +152,10 @@ fn check_fields(document: usize, place: &str, manifest: &Value) -> Result<(), Re
 pub fn documents(text: &str) -> impl Iterator<Item = String> {
     let mut starts = vec![0];
     let lines: Vec<&str> = text.lines().collect();
-    starts.extend(
-        lines.iter().enumerate().filter(|(_, line)| is_separator(line)).map(|(at, _)| at + 1),
-    );
-    let ends: Vec<usize> =
-        starts.iter().skip(1).map(|start| start - 1).chain([lines.len()]).collect();
-    let parts: Vec<String> = starts
-        .into_iter()
-        .zip(ends)
-        .map(|(start, end)| "\n".repeat(start) + &lines[start..end].join("\n"))
-        .collect();
+    starts.extend(lines.iter().enumerate().filter(|(_, line)| is_separator(line)).map(|(at, _)| at + 1));
+    let ends: Vec<usize> = starts.iter().skip(1).map(|start| start - 1).chain([lines.len()]).collect();
+    let parts: Vec<String> =
+        starts.into_iter().zip(ends).map(|(start, end)| "\n".repeat(start) + &lines[start..end].join("\n")).collect();
     parts.into_iter().filter(|part| !part.trim().is_empty())
 }
 
@@ -178,11 +171,8 @@ mod tests {
 
     #[test]
     fn lists_are_read_as_documents_are() {
-        let item = |spec: &str| {
-            format!(
-                "- {VERSION}\n  kind: ShardingConfig\n  metadata: {{name: a}}\n  spec: {spec}\n"
-            )
-        };
+        let item =
+            |spec: &str| format!("- {VERSION}\n  kind: ShardingConfig\n  metadata: {{name: a}}\n  spec: {spec}\n");
         let bare = |spec: &str| format!("- metadata: {{name: a}}\n  spec: {spec}\n");
         let of_kubectl = "apiVersion: v1\nkind: List\nitems:\n- {kind: Secret, spec: {x: 1}}\n";
         let of_server = format!("{VERSION}\nkind: ShardingConfigList\nitems:\n");

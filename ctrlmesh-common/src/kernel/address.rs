@@ -12,19 +12,7 @@ const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 /// An IPv6 or IPv4-mapped address: four words in network byte order, as the kernel's contexts hold them.
 #[repr(transparent)]
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    FromBytes,
-    Immutable,
-    IntoBytes,
-    KnownLayout,
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, Immutable, IntoBytes, KnownLayout,
 )]
 pub struct Address(pub [u32; 4]);
 
@@ -87,9 +75,7 @@ mod tests {
 
     #[test]
     fn addresses_of_both_families_survive_the_round_trip() {
-        for text in
-            ["10.96.0.1", "0.0.0.0", "255.255.255.255", "fd00::1", "::1", "2001:db8::ffff:1"]
-        {
+        for text in ["10.96.0.1", "0.0.0.0", "255.255.255.255", "fd00::1", "::1", "2001:db8::ffff:1"] {
             let ip: IpAddr = text.parse().unwrap();
             assert_eq!(IpAddr::from(Address::from(ip)), ip);
         }

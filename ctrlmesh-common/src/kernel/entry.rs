@@ -14,9 +14,7 @@ const PASSES: u8 = 0x80;
 
 /// An enrolled cgroup, found by its id. Table and generation are always replaced together.
 #[repr(C, align(8))]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct Member {
     /// The lower half of the cgroup's id, in which no two living cgroups are alike.
     cgroup: u32,
@@ -29,9 +27,7 @@ pub struct Member {
 
 /// Key of a webhook port that the proxy takes over.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct InboundKey {
     /// The pod's address.
     pub address: Address,
@@ -41,9 +37,7 @@ pub struct InboundKey {
 
 /// Who takes an inbound connection.
 #[repr(C, align(8))]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 pub struct Inbound {
     /// Fingerprint of the key.
     key: u32,

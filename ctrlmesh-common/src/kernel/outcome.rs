@@ -162,10 +162,7 @@ mod tests {
     fn outcomes_count_at_their_own_place_under_their_own_name() {
         for (at, outcome) in Outcome::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, at);
-            assert_eq!(
-                Outcome::ALL.iter().filter(|other| other.name() == outcome.name()).count(),
-                1
-            );
+            assert_eq!(Outcome::ALL.iter().filter(|other| other.name() == outcome.name()).count(), 1);
         }
     }
 
@@ -173,12 +170,7 @@ mod tests {
     fn only_refusals_refuse() {
         for outcome in Outcome::ALL {
             let named = outcome.name().ends_with("refused") || outcome == Outcome::NotEnrolled;
-            assert_eq!(
-                outcome.refuses(),
-                named && !outcome.name().starts_with("inbound"),
-                "{}",
-                outcome.name()
-            );
+            assert_eq!(outcome.refuses(), named && !outcome.name().starts_with("inbound"), "{}", outcome.name());
         }
     }
 }

@@ -132,9 +132,7 @@ impl<'a> Parser<'a> {
     fn integer(&mut self) -> Result<i64, ParseSelectorError> {
         let value = self.value()?;
         // The value must also be one that a label may have, which excludes a sign.
-        let digits = !value.is_empty()
-            && value.len() <= 63
-            && value.bytes().all(|byte| byte.is_ascii_digit());
+        let digits = !value.is_empty() && value.len() <= 63 && value.bytes().all(|byte| byte.is_ascii_digit());
         value
             .parse()
             .ok()

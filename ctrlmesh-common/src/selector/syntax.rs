@@ -17,9 +17,7 @@ pub struct KeyError {
 
 /// A value that no label may have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{value:?} is neither empty nor 1 to 63 of A-Z a-z 0-9 - _ . with an alphanumeric at both ends"
-)]
+#[error("{value:?} is neither empty nor 1 to 63 of A-Z a-z 0-9 - _ . with an alphanumeric at both ends")]
 pub struct ValueError {
     /// What was given.
     pub value: String,
@@ -42,18 +40,12 @@ pub fn check_key(key: &str) -> Result<(), KeyError> {
 /// # Errors
 /// Where the API server would refuse it.
 pub fn check_value(value: &str) -> Result<(), ValueError> {
-    if value.is_empty() || is_name(value) {
-        Ok(())
-    } else {
-        Err(ValueError { value: value.to_owned() })
-    }
+    if value.is_empty() || is_name(value) { Ok(()) } else { Err(ValueError { value: value.to_owned() }) }
 }
 
 fn is_name(text: &str) -> bool {
     text.len() <= MAX_NAME_BYTES
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
         && [text.bytes().next(), text.bytes().last()]
             .into_iter()
             .all(|end| end.is_some_and(|byte| byte.is_ascii_alphanumeric()))

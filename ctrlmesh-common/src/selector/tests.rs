@@ -84,14 +84,9 @@ fn names_have_the_lengths_that_kubernetes_allows() {
 #[test]
 fn a_missing_label_satisfies_only_negations() {
     let none = Labels::new();
-    for (text, matches) in [
-        ("a!=b", true),
-        ("a notin (b)", true),
-        ("!a", true),
-        ("a", false),
-        ("a=", false),
-        ("a<1", false),
-    ] {
+    for (text, matches) in
+        [("a!=b", true), ("a notin (b)", true), ("!a", true), ("a", false), ("a=", false), ("a<1", false)]
+    {
         assert_eq!(Selector::parse(text).unwrap().matches(&none), matches, "{text:?}");
     }
 }
@@ -170,8 +165,7 @@ fn any_requirement() -> impl Strategy<Value = Requirement> {
 }
 
 fn any_selector() -> impl Strategy<Value = Selector> {
-    prop::collection::vec(any_requirement(), 0..4)
-        .prop_map(|requirements| requirements.into_iter().collect())
+    prop::collection::vec(any_requirement(), 0..4).prop_map(|requirements| requirements.into_iter().collect())
 }
 
 fn any_labels() -> impl Strategy<Value = Labels> {

@@ -43,21 +43,14 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 ///
 /// Without `snapshot` nothing is known of the cluster yet: the object is checked by itself, with the `configured`
 /// labels.
-pub fn validate(
-    review: &Review,
-    snapshot: Option<&Snapshot>,
-    told: &Labelling,
-) -> AdmissionResponse {
+pub fn validate(review: &Review, snapshot: Option<&Snapshot>, told: &Labelling) -> AdmissionResponse {
     let labelling = snapshot.map_or(told, |snapshot| &snapshot.scheme.in_force);
     let response = AdmissionResponse::from(review);
-    let (Operation::Create | Operation::Update, Some(object)) = (&review.operation, &review.object)
-    else {
+    let (Operation::Create | Operation::Update, Some(object)) = (&review.operation, &review.object) else {
         return response;
     };
-    let skipped =
-        object.metadata.labels.as_ref().and_then(|labels| labels.get(key::IGNORE_VALIDATE));
-    if skipped.is_some_and(|value| value == "true") || object.metadata.deletion_timestamp.is_some()
-    {
+    let skipped = object.metadata.labels.as_ref().and_then(|labels| labels.get(key::IGNORE_VALIDATE));
+    if skipped.is_some_and(|value| value == "true") || object.metadata.deletion_timestamp.is_some() {
         return response;
     }
     match report(review, object, snapshot, labelling) {
@@ -111,9 +104,8 @@ pub fn inject(
     let Some(shard) = shard else {
         // Its ShardingConfig may come later. Until then the pod sees nothing.
         let namespace = review.namespace.as_deref().unwrap_or_default();
-        let warning = format!(
-            "no ShardingConfig of namespace {namespace:?} is for this pod: it sees nothing until one is"
-        );
+        let warning =
+            format!("no ShardingConfig of namespace {namespace:?} is for this pod: it sees nothing until one is");
         return warned(response, vec![warning]);
     };
     // A reinvocation, after another webhook changed the pod: it has its shard already.
@@ -129,8 +121,7 @@ fn enrolled(review: &Review) -> Option<&DynamicObject> {
         return None;
     };
     let labels = object.metadata.labels.as_ref();
-    let is_true =
-        |key: &str| labels.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
+    let is_true = |key: &str| labels.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
     let annotations = object.metadata.annotations.as_ref();
     // The API server only mirrors these, and cannot change them.
     let is_mirror = annotations.is_some_and(|all| all.contains_key(MIRROR));
@@ -143,8 +134,7 @@ fn enrolled(review: &Review) -> Option<&DynamicObject> {
 /// Outdated labels stay: the watches remove them.
 pub fn label(review: &Review, scheme: &Scheme) -> AdmissionResponse {
     let response = AdmissionResponse::from(review);
-    let (Operation::Create | Operation::Update, Some(object)) = (&review.operation, &review.object)
-    else {
+    let (Operation::Create | Operation::Update, Some(object)) = (&review.operation, &review.object) else {
         return response;
     };
     let is_namespace = review.kind.group.is_empty() && review.kind.kind == "Namespace";
@@ -156,8 +146,7 @@ pub fn label(review: &Review, scheme: &Scheme) -> AdmissionResponse {
     // The namespace may stand in the URL only. A generated name is not known yet.
     let meta = ObjectMeta { namespace, ..object.metadata.clone() };
     let change = labels::change(&meta, scope, scheme).unwrap_or_default();
-    let labels: Labels =
-        change.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+    let labels: Labels = change.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
     if labels.is_empty() {
         return response;
     }
@@ -227,8 +216,7 @@ fn of_config(
 fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
     let near = snapshot.configs.iter().filter(|other| {
-        other.metadata.namespace.as_deref() == Some(namespace)
-            && other.metadata.deletion_timestamp.is_none()
+        other.metadata.namespace.as_deref() == Some(namespace) && other.metadata.deletion_timestamp.is_none()
     });
     let near: Vec<ShardingConfig> = near.cloned().collect();
     let pods = snapshot.members.iter().filter(|pod| pod.name.namespace == namespace);

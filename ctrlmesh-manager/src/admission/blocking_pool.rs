@@ -19,10 +19,7 @@ impl Default for BlockingPool {
 
 impl BlockingPool {
     /// Runs `work` on a thread of its own, once one is free. None where it panicked, which is logged.
-    pub async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<T> {
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         // The semaphore is never closed.
         let permit = self.0.clone().acquire_owned().await;
         let finished = task::spawn_blocking(move || {

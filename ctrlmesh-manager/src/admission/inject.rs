@@ -48,10 +48,7 @@ pub enum Refusal {
         label::ENABLE_PROXY
     )]
     HostNetwork,
-    #[error(
-        "metadata.annotations[{}]: {value:?} is none of ebpf, env, kubeconfig",
-        annotation::INTERCEPTION
-    )]
+    #[error("metadata.annotations[{}]: {value:?} is none of ebpf, env, kubeconfig", annotation::INTERCEPTION)]
     Interception { value: String },
     #[error("metadata.annotations[{annotation}]: {source}")]
     Annotation {
@@ -124,8 +121,7 @@ impl FromStr for Interception {
 pub fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Result<Pod, Refusal> {
     let mut pod = pod.clone();
     let annotated = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
-    let interception =
-        annotated(annotation::INTERCEPTION).map(|value| value.parse()).transpose()?;
+    let interception = annotated(annotation::INTERCEPTION).map(|value| value.parse()).transpose()?;
     let interception: Interception = interception.unwrap_or_default();
     let fail_open = annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true");
     let asked = annotated(annotation::SIDECAR).is_some_and(|value| value == "true");
@@ -166,10 +162,7 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Res
     Ok(pod)
 }
 
-fn parsed<T: for<'de> Deserialize<'de>>(
-    annotation: &'static str,
-    text: &str,
-) -> Result<T, Refusal> {
+fn parsed<T: for<'de> Deserialize<'de>>(annotation: &'static str, text: &str) -> Result<T, Refusal> {
     serde_json::from_str(text).map_err(|source| Refusal::Annotation { annotation, source })
 }
 
@@ -196,8 +189,7 @@ fn operators(spec: &mut PodSpec) -> impl Iterator<Item = &mut Container> {
 
 /// Sets or replaces a variable. A new one comes first, because others may refer to it.
 fn set_variable(container: &mut Container, name: &str, value: &str) {
-    let variable =
-        EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None };
+    let variable = EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None };
     let variables = container.env.get_or_insert_default();
     variables.retain(|one| one.name != name || *one == variable);
     if !variables.contains(&variable) {

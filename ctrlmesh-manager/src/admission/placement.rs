@@ -46,10 +46,7 @@ impl Placement {
     }
 
     /// Runs `work` with the current snapshot on a blocking thread; none where it panicked.
-    pub async fn run<T: Send + 'static>(
-        &self,
-        pod: impl FnOnce(Option<&Snapshot>) -> T + Send + 'static,
-    ) -> Option<T> {
+    pub async fn run<T: Send + 'static>(&self, pod: impl FnOnce(Option<&Snapshot>) -> T + Send + 'static) -> Option<T> {
         let plans = self.plans.clone();
         // The snapshot at the time of the work, not of the request.
         let work = move || {
@@ -62,9 +59,7 @@ impl Placement {
     /// Assigns `pod` a shard, for another replica. None where there is not exactly one.
     pub async fn give(&self, pod: Member) -> Option<String> {
         let mut recent = self.lock_namespace(&pod.name.namespace).await;
-        let give = move |snapshot: Option<&Snapshot>| {
-            admit::assign_shard(&pod, snapshot?, &mut recent, Instant::now())
-        };
+        let give = move |snapshot: Option<&Snapshot>| admit::assign_shard(&pod, snapshot?, &mut recent, Instant::now());
         self.run(give).await.flatten()
     }
 }

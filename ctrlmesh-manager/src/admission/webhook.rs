@@ -59,9 +59,7 @@ const ARRIVE: Duration = Duration::from_secs(10);
 /// Until the first request, and in HTTP/1.1 between two.
 const IDLE: Duration = Duration::from_secs(90);
 
-pub type Handler = Arc<
-    dyn Fn(AdmissionRequest<DynamicObject>) -> BoxFuture<'static, AdmissionResponse> + Send + Sync,
->;
+pub type Handler = Arc<dyn Fn(AdmissionRequest<DynamicObject>) -> BoxFuture<'static, AdmissionResponse> + Send + Sync>;
 
 #[derive(Clone)]
 pub struct Route {
@@ -121,8 +119,7 @@ enum ReviewError {
 impl WebhookMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
-        let help =
-            "Admission reviews by path and outcome: allowed, denied, or failed to be answered";
+        let help = "Admission reviews by path and outcome: allowed, denied, or failed to be answered";
         registry.register("webhook_reviews", help, this.0.clone());
         this
     }
@@ -156,11 +153,7 @@ impl ReviewMemory {
 }
 
 impl Webhook {
-    pub async fn serve(
-        self: Arc<Self>,
-        stream: TlsStream<TcpStream>,
-        permit: Arc<ConnectionPermit>,
-    ) {
+    pub async fn serve(self: Arc<Self>, stream: TlsStream<TcpStream>, permit: Arc<ConnectionPermit>) {
         let service = {
             let (webhook, permit) = (self.clone(), permit.clone());
             service_fn(move |request| {
@@ -171,11 +164,7 @@ impl Webhook {
         };
         let mut builder = auto::Builder::new(Tasks(self.drain.clone()));
         builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .keep_alive_interval(IDLE)
-            .max_concurrent_streams(MAX_REVIEWS);
+        builder.http2().timer(TokioTimer::new()).keep_alive_interval(IDLE).max_concurrent_streams(MAX_REVIEWS);
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
         let late = async {
@@ -231,8 +220,7 @@ impl Webhook {
             return Err(ReviewError::Method);
         }
         let bytes = request.body().size_hint().exact();
-        let bytes =
-            bytes.map_or(MAX_REVIEW_BYTES, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let bytes = bytes.map_or(MAX_REVIEW_BYTES, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         if bytes > MAX_REVIEW_BYTES {
             return Err(ReviewError::Body);
         }
@@ -243,10 +231,8 @@ impl Webhook {
         };
         let arrived = time::timeout(ARRIVE, arrived).await.map_err(|_elapsed| ReviewError::Slow)?;
         let (body, _taken) = arrived?;
-        let review: AdmissionReview<DynamicObject> =
-            serde_json::from_slice(&body).map_err(ReviewError::Malformed)?;
-        let question: AdmissionRequest<DynamicObject> =
-            review.try_into().map_err(|_nothing| ReviewError::Empty)?;
+        let review: AdmissionReview<DynamicObject> = serde_json::from_slice(&body).map_err(ReviewError::Malformed)?;
+        let question: AdmissionRequest<DynamicObject> = review.try_into().map_err(|_nothing| ReviewError::Empty)?;
         let answer = AssertUnwindSafe((route.handler)(question)).catch_unwind();
         let answer = time::timeout(route.deadline, answer).await;
         let answer = answer.map_err(|_elapsed| ReviewError::Late { within: route.deadline })?;
@@ -280,10 +266,7 @@ impl ReviewError {
 
 impl fmt::Debug for Route {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Route")
-            .field("path", &self.path)
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
+        out.debug_struct("Route").field("path", &self.path).field("deadline", &self.deadline).finish_non_exhaustive()
     }
 }
 

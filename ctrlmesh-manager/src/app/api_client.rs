@@ -38,8 +38,7 @@ pub struct ReachError(#[source] Box<dyn std::error::Error + Send + Sync>);
 pub async fn config(args: &RunArgs) -> Result<Config, ReachError> {
     let config = match &args.kubeconfig {
         Some(file) => {
-            let kubeconfig =
-                Kubeconfig::read_from(file).map_err(|error| ReachError(error.into()))?;
+            let kubeconfig = Kubeconfig::read_from(file).map_err(|error| ReachError(error.into()))?;
             Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
                 .await
                 .map_err(|error| ReachError(error.into()))?
@@ -91,8 +90,7 @@ mod tests {
 
     use super::*;
 
-    const HEAD: &str =
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
 
     /// Longer than anything may be waited for.
     const EVER: Duration = Duration::from_hours(1);
@@ -131,7 +129,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_watch_on_which_nothing_happens_goes_on() {
         let (listener, maps) = server().await;
-        let event = r#"{"type": "ADDED", "object": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}}"#;
+        let event =
+            r#"{"type": "ADDED", "object": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}}"#;
         let event = format!("{:x}\r\n{event}\n\r\n", event.len() + 1);
         let seen = async {
             let params = WatchParams::default();

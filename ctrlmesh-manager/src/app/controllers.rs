@@ -22,9 +22,7 @@ use crate::app::context::Context;
 use crate::cluster::cache::Cache;
 use crate::cluster::plan::{self, Plan, Plans};
 use crate::labels::migration::{Migration, MigrationMetrics, MigrationNotice};
-use crate::labels::{
-    AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, Progress, RateLimit,
-};
+use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, Progress, RateLimit};
 use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
 use crate::push::policy_store::{self, PolicyStore, Posted, Receipt};
@@ -65,11 +63,7 @@ pub(super) fn start(
         drop(first.wait_for(Option::is_some).await);
         drop(caches);
     });
-    drain.spawn_until_started(publish_policies(
-        context.store.clone(),
-        context.posted.clone(),
-        plans.clone(),
-    ));
+    drain.spawn_until_started(publish_policies(context.store.clone(), context.posted.clone(), plans.clone()));
     let (receipts, leadership) = (ReceiptCache::by(&context.store), context.leadership.clone());
     let labels = LabelState {
         cache: Arc::clone(&cache),
@@ -162,10 +156,7 @@ fn keep_labels(context: &Context, background: Client, labels: LabelState, metric
                 let Some(scheme) = scheme else { return std::future::pending().await };
                 // The next leader must know by which scheme objects were labelled.
                 if time::timeout(WRITTEN_WITHIN, cache.scheme_written()).await.is_err() {
-                    warn!(
-                        state = MANAGER_STATE,
-                        "objects are labelled, and it is not written by what"
-                    );
+                    warn!(state = MANAGER_STATE, "objects are labelled, and it is not written by what");
                 }
                 let (client, cache) = (background.clone(), Arc::clone(&cache));
                 let labels = labeller(&this, client, scheme, cache, metrics.clone(), progress);
@@ -222,11 +213,7 @@ fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
 }
 
 /// Publishes the policies of each new plan.
-async fn publish_policies(
-    store: Arc<PolicyStore>,
-    published: watch::Sender<Option<Arc<Plan>>>,
-    mut plans: Plans,
-) {
+async fn publish_policies(store: Arc<PolicyStore>, published: watch::Sender<Option<Arc<Plan>>>, mut plans: Plans) {
     loop {
         let plan = plans.borrow_and_update().clone();
         if let Some(plan) = plan {

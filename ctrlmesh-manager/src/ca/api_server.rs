@@ -41,11 +41,7 @@ pub async fn find(client: &Client, more: &[String]) -> Result<ApiServer, kube::E
     let services: Api<Service> = Api::namespaced(client.clone(), api_server::NAMESPACE);
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), api_server::NAMESPACE);
     let service = services.get(api_server::SERVICE).await?;
-    let of_it = ListParams::default().labels(&format!(
-        "{}={}",
-        api_server::SLICE_LABEL,
-        api_server::SERVICE
-    ));
+    let of_it = ListParams::default().labels(&format!("{}={}", api_server::SLICE_LABEL, api_server::SERVICE));
     let slices = slices.list(&of_it).await?;
     Ok(of(service, slices.items, more))
 }

@@ -9,9 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CidrSubnet, DnType,
-    ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    NameConstraints, PKCS_ECDSA_P256_SHA256, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose,
+    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, PKCS_ECDSA_P256_SHA256, SanType,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
@@ -214,11 +213,9 @@ impl Authority {
     /// # Errors
     /// Where they are not of an authority that [`Authority::generate`] made.
     pub fn read(pem: String, key: String) -> Result<Self, AuthorityError> {
-        let certificate =
-            CertificateDer::from_pem_slice(pem.as_bytes()).map_err(AuthorityError::Certificate)?;
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(AuthorityError::Certificate)?;
         let (names, (not_before, not_after)) = {
-            let (_, parsed) = X509Certificate::from_der(&certificate)
-                .map_err(|_malformed| AuthorityError::Foreign)?;
+            let (_, parsed) = X509Certificate::from_der(&certificate).map_err(|_malformed| AuthorityError::Foreign)?;
             let names = Names::constrained(&parsed).ok_or(AuthorityError::Foreign)?;
             (names, validity(&parsed))
         };
@@ -257,10 +254,7 @@ impl Authority {
     pub fn issue(&self, names: &Names, now: SystemTime) -> Result<Leaf, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Key)?;
         let issuer = self.issuer().map_err(AuthorityError::Key)?;
-        let leaf = self
-            .leaf(names.alternative()?, now)
-            .signed_by(&key, &issuer)
-            .map_err(AuthorityError::Key)?;
+        let leaf = self.leaf(names.alternative()?, now).signed_by(&key, &issuer).map_err(AuthorityError::Key)?;
         let chain = vec![leaf.der().clone(), self.certificate.clone()];
         Ok(Leaf { chain, key: key.serialize_der() })
     }
@@ -271,17 +265,12 @@ impl Authority {
     ///
     /// # Errors
     /// Where it asks for a name outside the constraints.
-    pub fn sign(
-        &self,
-        request: &[u8],
-        now: SystemTime,
-    ) -> Result<Vec<CertificateDer<'static>>, SignError> {
+    pub fn sign(&self, request: &[u8], now: SystemTime) -> Result<Vec<CertificateDer<'static>>, SignError> {
         if request.len() > MAX_REQUEST_BYTES {
             return Err(SignError::TooLarge { bytes: request.len() });
         }
         let request = CertificateSigningRequestDer::from(request);
-        let request =
-            CertificateSigningRequestParams::from_der(&request).map_err(SignError::Malformed)?;
+        let request = CertificateSigningRequestParams::from_der(&request).map_err(SignError::Malformed)?;
         if matches!(request.params.is_ca, IsCa::Ca(_)) {
             return Err(SignError::Authority);
         }
@@ -341,18 +330,14 @@ pub fn is_ours(pem: &[u8], common_name: &str) -> bool {
 }
 
 fn validity(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {
-    let at = |seconds: i64| {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
-    };
+    let at = |seconds: i64| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     let validity = certificate.validity();
     (at(validity.not_before.timestamp()), at(validity.not_after.timestamp()))
 }
 
 fn printed(name: &SanType) -> String {
     match name {
-        SanType::DnsName(name) | SanType::Rfc822Name(name) | SanType::URI(name) => {
-            name.as_str().to_owned()
-        }
+        SanType::DnsName(name) | SanType::Rfc822Name(name) | SanType::URI(name) => name.as_str().to_owned(),
         SanType::IpAddress(address) => address.to_string(),
         _ => "another kind of name".to_owned(),
     }

@@ -44,10 +44,7 @@ impl TrustedAuthorities {
             let text = map.data.as_ref().and_then(|data| data.get(key));
             text.map(|text| rotation::authorities(text, kind, now)).unwrap_or_default()
         };
-        Self {
-            mesh: of(root_ca::KEY, AuthorityKind::Mesh),
-            manager: of(root_ca::MANAGER_KEY, AuthorityKind::Manager),
-        }
+        Self { mesh: of(root_ca::KEY, AuthorityKind::Mesh), manager: of(root_ca::MANAGER_KEY, AuthorityKind::Manager) }
     }
 
     /// True before the first start.
@@ -76,8 +73,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use rcgen::{
-        BasicConstraints, CertificateParams, CidrSubnet, DnType, GeneralSubtree, IsCa, KeyPair,
-        NameConstraints,
+        BasicConstraints, CertificateParams, CidrSubnet, DnType, GeneralSubtree, IsCa, KeyPair, NameConstraints,
     };
 
     use super::*;
@@ -122,8 +118,7 @@ mod tests {
     #[test]
     fn only_our_unexpired_authorities_stay_trusted() {
         let now = SystemTime::now();
-        let [old, new, ended] =
-            [now - LIFE / 2, now, now - LIFE * 2].map(|at| made(AuthorityKind::Mesh, at));
+        let [old, new, ended] = [now - LIFE / 2, now, now - LIFE * 2].map(|at| made(AuthorityKind::Mesh, at));
         let manager = made(AuthorityKind::Manager, now);
         let foreign = rcgen::generate_simple_self_signed(["other".to_owned()]).unwrap().cert.pem();
         let text = [new.pem(), ended.pem(), manager.pem(), &foreign, "nonsense\n", old.pem()];
@@ -156,15 +151,10 @@ mod tests {
             let mut params = CertificateParams::default();
             params.distinguished_name.push(DnType::CommonName, called);
             params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-            params.name_constraints =
-                Some(NameConstraints { permitted_subtrees, excluded_subtrees });
+            params.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees });
             params.not_after = (now + LIFE).into();
             let pem = params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
-            assert_eq!(
-                !TrustedAuthorities::of(&map(&pem, ""), now).is_empty(),
-                is_ours,
-                "{called}"
-            );
+            assert_eq!(!TrustedAuthorities::of(&map(&pem, ""), now).is_empty(), is_ours, "{called}");
         }
     }
 }

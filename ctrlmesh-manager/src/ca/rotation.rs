@@ -182,11 +182,7 @@ impl Rotation {
     ///
     /// # Errors
     /// Where no authority covers the requested names.
-    pub fn sign(
-        &self,
-        request: &[u8],
-        now: SystemTime,
-    ) -> Result<Vec<CertificateDer<'static>>, SignError> {
+    pub fn sign(&self, request: &[u8], now: SystemTime) -> Result<Vec<CertificateDer<'static>>, SignError> {
         let mut signed = self.current.sign(request, now);
         for next in &self.next {
             if !matches!(signed, Err(SignError::Outside { .. })) {
@@ -219,9 +215,7 @@ impl Rotation {
     /// The trust bundle, in PEM.
     pub fn bundle(&self) -> String {
         let all = self.trusted().map(Authority::pem);
-        all.chain(self.previous.iter().map(String::as_str))
-            .flat_map(|pem| [pem.trim_end(), "\n"])
-            .collect()
+        all.chain(self.previous.iter().map(String::as_str)).flat_map(|pem| [pem.trim_end(), "\n"]).collect()
     }
 
     ///
@@ -234,10 +228,8 @@ impl Rotation {
         };
         let authority = |certificate: &str, key: &str| {
             let key = text(key).ok_or_else(|| RotationError::Missing { key: kind.key(key) })?;
-            let pem = text(certificate)
-                .ok_or_else(|| RotationError::Missing { key: kind.key(certificate) })?;
-            Authority::read(pem, key)
-                .map_err(|source| RotationError::Authority { key: kind.key(certificate), source })
+            let pem = text(certificate).ok_or_else(|| RotationError::Missing { key: kind.key(certificate) })?;
+            Authority::read(pem, key).map_err(|source| RotationError::Authority { key: kind.key(certificate), source })
         };
         let pems = |rest: &str, end| text(rest).map(|text| blocks(&text, end)).unwrap_or_default();
         let next = pems("-next.crt", CERTIFICATE_END);
@@ -279,8 +271,7 @@ impl Rotation {
 pub fn authorities(bundle: &str, kind: AuthorityKind, now: SystemTime) -> Vec<String> {
     let blocks = blocks(bundle, CERTIFICATE_END).into_iter();
     // The block may begin with a truncated certificate.
-    let certificates =
-        blocks.filter_map(|block| Some(block[block.rfind(CERTIFICATE_BEGIN)?..].to_owned()));
+    let certificates = blocks.filter_map(|block| Some(block[block.rfind(CERTIFICATE_BEGIN)?..].to_owned()));
     let is_ours = |pem: &str| authority::is_ours(pem.as_bytes(), kind.common_name());
     certificates.filter(|pem| is_ours(pem) && !is_expired(pem, now)).collect()
 }

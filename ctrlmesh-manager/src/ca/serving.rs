@@ -59,10 +59,7 @@ pub async fn follow(ca_store: Arc<CaStore>, names: Names, presented: Arc<Present
                 presented.replace(key);
                 info!("serving certificate renewed");
                 if !missing.is_empty() {
-                    warn!(
-                        names = missing,
-                        "not presented yet: the authority for them is not known everywhere"
-                    );
+                    warn!(names = missing, "not presented yet: the authority for them is not known everywhere");
                 }
                 renewal(&ca_store.current(), &names, now)
             }
@@ -85,11 +82,7 @@ fn renewal(authorities: &Authorities, names: &Names, now: SystemTime) -> Duratio
 }
 
 /// The certificate, and the names that it lacks, printed.
-fn issue(
-    authorities: &Authorities,
-    names: &Names,
-    now: SystemTime,
-) -> Result<(CertifiedKey, String), ServingError> {
+fn issue(authorities: &Authorities, names: &Names, now: SystemTime) -> Result<(CertifiedKey, String), ServingError> {
     let (by, of) = authorities.manager.serving_authority(names, now);
     let leaf = by.issue(&of, now)?;
     let key = PrivatePkcs8KeyDer::from(leaf.key).into();
@@ -108,10 +101,7 @@ mod tests {
 
     fn authorities(names: &Names, now: SystemTime) -> Authorities {
         let rotation = |kind| Rotation::begin(kind, names, LIFE, now, Vec::new()).unwrap();
-        Authorities {
-            mesh: rotation(AuthorityKind::Mesh),
-            manager: rotation(AuthorityKind::Manager),
-        }
+        Authorities { mesh: rotation(AuthorityKind::Mesh), manager: rotation(AuthorityKind::Manager) }
     }
 
     fn names_of(key: &CertifiedKey) -> usize {
@@ -130,8 +120,7 @@ mod tests {
         let (key, missing) = issue(&all, &names, now).unwrap();
         assert_eq!((names_of(&key), missing.as_str()), (1, "manager.example.com"));
         assert!(renewal(&all, &names, now) < LOOK);
-        all.manager =
-            all.manager.apply(Step::Prepare, AuthorityKind::Manager, &names, LIFE, now).unwrap();
+        all.manager = all.manager.apply(Step::Prepare, AuthorityKind::Manager, &names, LIFE, now).unwrap();
         assert_eq!(names_of(&issue(&all, &names, now).unwrap().0), 1);
         let later = now + Duration::from_hours(24);
         let (key, missing) = issue(&all, &names, later).unwrap();

@@ -93,11 +93,9 @@ impl CaStoreError {
     /// Whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Secret(_)
-            | Self::Write(_)
-            | Self::TrustedAuthorities(_)
-            | Self::Lease { .. }
-            | Self::Names(_) => true,
+            Self::Secret(_) | Self::Write(_) | Self::TrustedAuthorities(_) | Self::Lease { .. } | Self::Names(_) => {
+                true
+            }
             Self::Content(_) | Self::Make(_) => false,
         }
     }
@@ -203,9 +201,7 @@ impl CaStore {
 
     /// The Secret comes first: nothing else may delay its restoration.
     async fn look(&self, leadership: &Leadership) -> Result<(), CaStoreError> {
-        let Some(secret) =
-            self.secrets.get_opt(names::CA_SECRET).await.map_err(CaStoreError::Secret)?
-        else {
+        let Some(secret) = self.secrets.get_opt(names::CA_SECRET).await.map_err(CaStoreError::Secret)? else {
             return self.restore(leadership).await;
         };
         let authorities = Authorities::read(&secret)?;
@@ -248,8 +244,7 @@ impl CaStore {
             (AuthorityKind::Manager, &mut authorities.manager, &self.wanted.manager),
         ] {
             if let Some(step) = rotation.due_step(names, now) {
-                let added =
-                    (!rotation.covers(names)).then(|| names.missing_from(rotation.current.names()));
+                let added = (!rotation.covers(names)).then(|| names.missing_from(rotation.current.names()));
                 *rotation = rotation.clone().apply(step, kind, names, self.wanted.validity, now)?;
                 events.extend(added.map(|names| CaEvent::NamesAdded { kind, names }));
                 info!(authority = kind.common_name(), step = ?step, "certificate authority changed");
@@ -260,11 +255,7 @@ impl CaStore {
     }
 
     /// Writes on the version that was read. False where somebody else wrote meanwhile: the next round reads that.
-    async fn replace(
-        &self,
-        mut secret: Secret,
-        changed: Authorities,
-    ) -> Result<bool, CaStoreError> {
+    async fn replace(&self, mut secret: Secret, changed: Authorities) -> Result<bool, CaStoreError> {
         changed.write(secret.data.get_or_insert_default());
         secret.metadata.managed_fields = None;
         let written = self.secrets.replace(names::CA_SECRET, &PostParams::default(), &secret).await;

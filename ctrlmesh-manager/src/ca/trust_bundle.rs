@@ -123,12 +123,7 @@ impl TrustBundle {
     }
 
     /// Watches the `ConfigMaps`: repeated lists would have the API server read every one of the cluster.
-    async fn keep(
-        &self,
-        leadership: &Leadership,
-        mut namespaces: watch::Receiver<BTreeSet<String>>,
-        own: &str,
-    ) {
+    async fn keep(&self, leadership: &Leadership, mut namespaces: watch::Receiver<BTreeSet<String>>, own: &str) {
         let maps: Api<ConfigMap> = Api::all(self.client.clone());
         let ours = Config::default().fields(&format!("metadata.name={}", root_ca::MESH));
         let mut events = pin!(watcher(maps, ours).default_backoff());
@@ -206,8 +201,7 @@ impl TrustBundle {
         let data = self.data();
         let digest = digest(&data);
         let wrong = namespaces.into_iter().filter(|one| maps_there.digest(one) != Some(digest));
-        let (stand, wrong): (BTreeSet<_>, BTreeSet<_>) =
-            wrong.partition(|one| self.recent_writes.has(one, digest));
+        let (stand, wrong): (BTreeSet<_>, BTreeSet<_>) = wrong.partition(|one| self.recent_writes.has(one, digest));
         for namespace in wrong {
             if !leadership.is_held() {
                 break;
@@ -220,11 +214,7 @@ impl TrustBundle {
         !stand.is_empty()
     }
 
-    async fn write(
-        &self,
-        namespace: &str,
-        data: &BTreeMap<String, String>,
-    ) -> Result<(), TrustBundleError> {
+    async fn write(&self, namespace: &str, data: &BTreeMap<String, String>) -> Result<(), TrustBundleError> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
         let map = json!({
             "apiVersion": "v1",
@@ -234,10 +224,7 @@ impl TrustBundle {
         });
         let params = PatchParams::apply(MANAGER).force();
         let written = maps.patch(root_ca::MESH, &params, &Patch::Apply(&map)).await;
-        written.map_err(|source| TrustBundleError::Write {
-            namespace: namespace.to_owned(),
-            source,
-        })?;
+        written.map_err(|source| TrustBundleError::Write { namespace: namespace.to_owned(), source })?;
         info!(namespace, "certificate authorities published");
         self.recent_writes.remember(namespace, digest(data));
         Ok(())
@@ -269,10 +256,7 @@ impl TrustBundle {
             let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
             if set(clients, &self.bundle()) && leadership.is_held() {
                 let name = one.metadata.name.clone().unwrap_or_default();
-                log_outcome(
-                    &name,
-                    configurations.replace(&name, &PostParams::default(), &one).await,
-                );
+                log_outcome(&name, configurations.replace(&name, &PostParams::default(), &one).await);
             }
         }
         Ok(())
@@ -284,10 +268,7 @@ impl TrustBundle {
             let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
             if set(clients, &self.bundle()) && leadership.is_held() {
                 let name = one.metadata.name.clone().unwrap_or_default();
-                log_outcome(
-                    &name,
-                    configurations.replace(&name, &PostParams::default(), &one).await,
-                );
+                log_outcome(&name, configurations.replace(&name, &PostParams::default(), &one).await);
             }
         }
         Ok(())
@@ -299,10 +280,7 @@ impl TrustBundle {
 }
 
 /// Returns whether a bundle was changed.
-fn set<'a>(
-    clients: impl Iterator<Item = &'a mut WebhookClientConfig>,
-    bundle: &ByteString,
-) -> bool {
+fn set<'a>(clients: impl Iterator<Item = &'a mut WebhookClientConfig>, bundle: &ByteString) -> bool {
     let mut changed = false;
     for client in clients.filter(|client| client.ca_bundle.as_ref() != Some(bundle)) {
         client.ca_bundle = Some(bundle.clone());
@@ -319,10 +297,7 @@ fn log_outcome<T>(name: &str, written: Result<T, kube::Error>) {
         Err(kube::Error::Api(status)) if status.code == 409 => {}
         Err(error) => {
             let error = telemetry::chain(&error);
-            warn!(
-                configuration = name,
-                error, "webhook configuration does not believe the manager"
-            );
+            warn!(configuration = name, error, "webhook configuration does not believe the manager");
         }
     }
 }

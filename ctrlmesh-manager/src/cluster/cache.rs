@@ -87,12 +87,7 @@ struct State {
 impl Cache {
     /// Starts the watches. Pods of `own`, the manager's namespace, are left out. The `ManagerState` decides
     /// how objects are labelled; without it, `default_labelling` does.
-    pub fn start(
-        client: &Client,
-        own: &str,
-        default_labelling: Labelling,
-        drain: &Drain,
-    ) -> Arc<Self> {
+    pub fn start(client: &Client, own: &str, default_labelling: Labelling, drain: &Drain) -> Arc<Self> {
         let cache = Arc::new(Self::new(default_labelling));
         let config = Config::default().page_size(PAGE);
         let (labels, elsewhere) = pod::watch_selectors(own);
@@ -118,9 +113,7 @@ impl Cache {
         drain.spawn_until_started(this().follow(
             namespaces,
             |state| &mut state.namespaces,
-            |one| {
-                (one.metadata.name.clone().unwrap_or_default(), NamespaceInfo::from(one.metadata))
-            },
+            |one| (one.metadata.name.clone().unwrap_or_default(), NamespaceInfo::from(one.metadata)),
         ));
         drain.spawn_until_started(this().follow_served(client.clone()));
         this().watch_scheme(client, drain);
@@ -158,10 +151,7 @@ impl Cache {
             |state| &mut state.listed,
             |map| {
                 let name = full_name(&map);
-                (
-                    name,
-                    map.data.and_then(|mut all| all.remove(resource_list::KEY)).unwrap_or_default(),
-                )
+                (name, map.data.and_then(|mut all| all.remove(resource_list::KEY)).unwrap_or_default())
             },
         ));
     }
@@ -185,10 +175,7 @@ impl Cache {
             namespaces: state.namespaces.current.keys().cloned().collect(),
             first_ordinals: state.first_ordinals.current.clone(),
             served: Arc::clone(&state.served),
-            listed: state
-                .listed
-                .synced
-                .then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
+            listed: state.listed.synced.then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),
         }
     }
@@ -393,16 +380,9 @@ mod tests {
         assert_eq!((in_force().as_deref(), cache.is_scheme_written()), (Some("written"), true));
         let mut wrong = written;
         wrong.in_force.hash = "md5".to_owned();
-        for event in [
-            Event::Apply(state(Some(wrong))),
-            Event::Apply(state(None)),
-            Event::Delete(state(None)),
-        ] {
+        for event in [Event::Apply(state(Some(wrong))), Event::Apply(state(None)), Event::Delete(state(None))] {
             take(event);
-            assert_eq!(
-                (in_force().as_deref(), cache.is_scheme_written()),
-                (Some("written"), false)
-            );
+            assert_eq!((in_force().as_deref(), cache.is_scheme_written()), (Some("written"), false));
         }
         assert_eq!(cache.scheme_written().now_or_never(), None);
         take(Event::Apply(state(Some(Scheme::settled(by("later")).written()))));

@@ -27,8 +27,7 @@ impl ServedResources {
     /// `*` is any group or any resource. While nothing is known, every resource counts as served.
     pub fn has(&self, group: &str, resource: &str) -> bool {
         let is = |wanted: &str, there: &str| wanted == WILDCARD || wanted == there;
-        self.0.is_empty()
-            || self.0.keys().any(|(served, plural)| is(group, served) && is(resource, plural))
+        self.0.is_empty() || self.0.keys().any(|(served, plural)| is(group, served) && is(resource, plural))
     }
 
     pub fn kind(&self, group: &str, resource: &str) -> Option<&str> {

@@ -18,10 +18,7 @@ pub fn all() -> io::Result<Vec<Definition>> {
     let files = api::definitions().into_iter().map(|definition| {
         let file = format!("{}_{}.yaml", definition.spec.group, definition.spec.names.plural);
         let yaml = serde_saphyr::to_string(&definition).map_err(io::Error::other)?;
-        Ok(Definition {
-            file,
-            yaml: format!("# Written by `cargo xtask crds`; do not edit.\n{yaml}"),
-        })
+        Ok(Definition { file, yaml: format!("# Written by `cargo xtask crds`; do not edit.\n{yaml}") })
     });
     files.collect()
 }
@@ -30,9 +27,7 @@ pub fn all() -> io::Result<Vec<Definition>> {
 /// If a file cannot be written.
 pub fn write(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    all()?
-        .iter()
-        .try_for_each(|definition| fs::write(folder.join(&definition.file), &definition.yaml))
+    all()?.iter().try_for_each(|definition| fs::write(folder.join(&definition.file), &definition.yaml))
 }
 
 #[cfg(test)]
@@ -44,11 +39,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/crds");
         for definition in all().unwrap() {
             let there = fs::read_to_string(folder.join(&definition.file)).unwrap_or_default();
-            assert!(
-                there == definition.yaml,
-                "{} is stale: run `cargo xtask crds`",
-                definition.file
-            );
+            assert!(there == definition.yaml, "{} is stale: run `cargo xtask crds`", definition.file);
         }
         let ours = |name: &str| name.starts_with("ctrlmesh.kusionstack.io_");
         let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());

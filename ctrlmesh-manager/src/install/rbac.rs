@@ -50,23 +50,14 @@ pub struct Role {
 pub const ROLES: [Role; 5] = [
     Role { account: ACCOUNT, scope: Scope::Cluster, rules: &CLUSTER },
     Role { account: ACCOUNT, scope: Scope::Namespace(NAMESPACE), rules: &OWN },
-    Role {
-        account: ACCOUNT,
-        scope: Scope::Namespace(api_server::NAMESPACE),
-        rules: &OF_API_SERVER,
-    },
+    Role { account: ACCOUNT, scope: Scope::Namespace(api_server::NAMESPACE), rules: &OF_API_SERVER },
     Role { account: BACKGROUND, scope: Scope::Cluster, rules: &BACKGROUND_CLUSTER },
     Role { account: BACKGROUND, scope: Scope::Namespace(NAMESPACE), rules: &BACKGROUND_OWN },
 ];
 
 const CLUSTER: [Rule; 18] = [
     rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
-    rule(
-        "Find enrolled pods, and label them with their shard.",
-        "",
-        &["pods"],
-        &["list", "watch", "patch"],
-    ),
+    rule("Find enrolled pods, and label them with their shard.", "", &["pods"], &["list", "watch", "patch"]),
     rule("Read the first ordinal of StatefulSets.", "apps", &["statefulsets"], &["list", "watch"]),
     rule(
         "Write the shards of roots.",
@@ -97,12 +88,7 @@ const CLUSTER: [Rule; 18] = [
     },
     rule("Send events.", "events.k8s.io", &["events"], &["create", "patch"]),
     rule("Watch namespaces.", "", &["namespaces"], &["list", "watch"]),
-    rule(
-        "Watch which kinds there are.",
-        "apiextensions.k8s.io",
-        &["customresourcedefinitions"],
-        &["list", "watch"],
-    ),
+    rule("Watch which kinds there are.", "apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
     Rule {
         names: &[POLICY],
         ..rule(
@@ -114,12 +100,7 @@ const CLUSTER: [Rule; 18] = [
     },
     Rule {
         names: &[root_ca::MESH],
-        ..rule(
-            "Publish the trust bundle.",
-            "",
-            &["configmaps"],
-            &["list", "watch", "create", "patch"],
-        )
+        ..rule("Publish the trust bundle.", "", &["configmaps"], &["list", "watch", "create", "patch"])
     },
     rule(
         "Find webhook configurations that call the managers.",
@@ -158,23 +139,12 @@ const CLUSTER: [Rule; 18] = [
 
 const OWN: [Rule; 7] = [
     rule("Create the leader election's Lease.", "coordination.k8s.io", &["leases"], &["create"]),
-    Rule {
-        names: &[ACCOUNT],
-        ..rule("Renew it.", "coordination.k8s.io", &["leases"], &["get", "update"])
-    },
+    Rule { names: &[ACCOUNT], ..rule("Renew it.", "coordination.k8s.io", &["leases"], &["get", "update"]) },
     rule("Create the Secret of the certificate authorities.", "", &["secrets"], &["create"]),
-    Rule {
-        names: &[names::CA_SECRET],
-        ..rule("Read and rotate it.", "", &["secrets"], &["get", "update"])
-    },
+    Rule { names: &[names::CA_SECRET], ..rule("Read and rotate it.", "", &["secrets"], &["get", "update"]) },
     Rule {
         names: &[BACKGROUND],
-        ..rule(
-            "Label existing objects as another account.",
-            "",
-            &["serviceaccounts"],
-            &["impersonate"],
-        )
+        ..rule("Label existing objects as another account.", "", &["serviceaccounts"], &["impersonate"])
     },
     Rule {
         names: &[NAMESPACE],
@@ -191,29 +161,14 @@ const OWN: [Rule; 7] = [
 const OF_API_SERVER: [Rule; 2] = [
     Rule {
         names: &[api_server::SERVICE],
-        ..rule(
-            "Read the API server's names, for its certificate from the mesh's CA.",
-            "",
-            &["services"],
-            &["get"],
-        )
+        ..rule("Read the API server's names, for its certificate from the mesh's CA.", "", &["services"], &["get"])
     },
     rule("Find its addresses.", "discovery.k8s.io", &["endpointslices"], &["list"]),
 ];
 
 const BACKGROUND_CLUSTER: [Rule; 3] = [
-    rule(
-        "Label namespaces. The rights for objects are in ctrlmesh-manager-labels.",
-        "",
-        &["namespaces"],
-        &["patch"],
-    ),
-    rule(
-        "Watch which kinds there are.",
-        "apiextensions.k8s.io",
-        &["customresourcedefinitions"],
-        &["list", "watch"],
-    ),
+    rule("Label namespaces. The rights for objects are in ctrlmesh-manager-labels.", "", &["namespaces"], &["patch"]),
+    rule("Watch which kinds there are.", "apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
     rule("Send events.", "events.k8s.io", &["events"], &["create", "patch"]),
 ];
 
@@ -232,12 +187,13 @@ const fn rule(
 }
 
 pub fn yaml() -> String {
-    let mut text = "# Written by `cargo xtask crds`; do not edit. The table is in ctrlmesh-manager/src/install/rbac.rs.\n".to_owned();
-    let background = "# Labels existing objects. It is an account of its own, because flow schemas assign priorities by account.\n";
-    let mut documents = vec![
-        account(ACCOUNT, "", ""),
-        account(BACKGROUND, background, "automountServiceAccountToken: false\n"),
-    ];
+    let mut text =
+        "# Written by `cargo xtask crds`; do not edit. The table is in ctrlmesh-manager/src/install/rbac.rs.\n"
+            .to_owned();
+    let background =
+        "# Labels existing objects. It is an account of its own, because flow schemas assign priorities by account.\n";
+    let mut documents =
+        vec![account(ACCOUNT, "", ""), account(BACKGROUND, background, "automountServiceAccountToken: false\n")];
     for role in &ROLES {
         documents.push(role_yaml(role));
         documents.push(binding(role.account, role.account, role.scope));
@@ -266,9 +222,7 @@ fn rule_yaml(Rule { why, group, resources, names, verbs }: &Rule) -> String {
         names => format!("  resourceNames: [{}]\n", names.join(", ")),
     };
     let verbs = verbs.join(", ");
-    format!(
-        "# {why}\n- apiGroups: [{group}]\n  resources: [{resources}]\n{names}  verbs: [{verbs}]\n"
-    )
+    format!("# {why}\n- apiGroups: [{group}]\n  resources: [{resources}]\n{names}  verbs: [{verbs}]\n")
 }
 
 /// The role without rules of its own.
@@ -298,9 +252,7 @@ fn metadata(name: &str, scope: Scope) -> String {
         Scope::Cluster => String::new(),
         Scope::Namespace(namespace) => format!("  namespace: {namespace}\n"),
     };
-    format!(
-        "metadata:\n  name: {name}\n{namespace}  labels:\n    app.kubernetes.io/part-of: ctrlmesh\n"
-    )
+    format!("metadata:\n  name: {name}\n{namespace}  labels:\n    app.kubernetes.io/part-of: ctrlmesh\n")
 }
 
 impl Scope {
@@ -336,10 +288,7 @@ mod tests {
                 })
             });
             let mut all: Vec<_> = all.collect();
-            assert!(
-                all.iter()
-                    .all(|(group, resource, verb, _)| ![*group, *resource, *verb].contains(&"*"))
-            );
+            assert!(all.iter().all(|(group, resource, verb, _)| ![*group, *resource, *verb].contains(&"*")));
             let count = all.len();
             all.sort_unstable();
             all.dedup();

@@ -14,24 +14,17 @@ const CAPABILITIES: [&str; 3] = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
 /// All objects of a kustomization, nested ones included.
 fn named_in(folder: &Path) -> Vec<Value> {
     let read = |path: &Path| fs::read_to_string(path).unwrap();
-    let kustomization: Value =
-        serde_saphyr::from_str(&read(&folder.join("kustomization.yaml"))).unwrap();
+    let kustomization: Value = serde_saphyr::from_str(&read(&folder.join("kustomization.yaml"))).unwrap();
     let names = kustomization["resources"].as_array().unwrap().iter();
     let paths = names.map(|name| folder.join(name.as_str().unwrap()));
-    let objects = paths.map(|path| {
-        if path.is_dir() {
-            named_in(&path)
-        } else {
-            serde_saphyr::from_multiple(&read(&path)).unwrap()
-        }
-    });
+    let objects = paths
+        .map(|path| if path.is_dir() { named_in(&path) } else { serde_saphyr::from_multiple(&read(&path)).unwrap() });
     objects.flatten().collect()
 }
 
 fn object(kind: &str, name: &str) -> Value {
     let all = named_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy"));
-    let mut found =
-        all.into_iter().filter(|one| one["kind"] == kind && one["metadata"]["name"] == name);
+    let mut found = all.into_iter().filter(|one| one["kind"] == kind && one["metadata"]["name"] == name);
     let object = found.next().unwrap_or_else(|| panic!("no {kind} {name}"));
     assert!(found.next().is_none(), "two of {kind} {name}");
     object
@@ -117,8 +110,7 @@ fn a_quota_allows_critical_pods_and_limits_nothing() {
     let quota = object("ResourceQuota", "ctrlmesh-critical");
     assert_eq!(quota["metadata"]["namespace"], NAMESPACE);
     assert_eq!(quota["spec"]["hard"], json!({"pods": "1G"}));
-    let classes = [proxy(), manager()]
-        .map(|one| one["spec"]["template"]["spec"]["priorityClassName"].clone());
+    let classes = [proxy(), manager()].map(|one| one["spec"]["template"]["spec"]["priorityClassName"].clone());
     let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": classes});
     assert_eq!(quota["spec"]["scopeSelector"], json!({"matchExpressions": [scope]}));
 }
@@ -130,9 +122,7 @@ fn no_webhook_covers_what_the_cluster_or_we_need_to_start() {
         {"key": name, "operator": "NotIn", "values": ["kube-system", NAMESPACE]}]});
     for kind in ["ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"] {
         let configuration = object(kind, "ctrlmesh");
-        let [webhook] = &configuration["webhooks"].as_array().unwrap()[..] else {
-            panic!("{configuration}")
-        };
+        let [webhook] = &configuration["webhooks"].as_array().unwrap()[..] else { panic!("{configuration}") };
         assert_eq!(webhook["namespaceSelector"], others, "{kind}");
         let asked = &webhook["rules"][0]["apiGroups"];
         let enrolled = json!({"matchLabels": {label::ENABLE_PROXY: "true"}});
@@ -155,10 +145,7 @@ fn labels_are_repaired_by_an_account_of_low_priority() {
         let schema = object("FlowSchema", name);
         let [rule] = &schema["spec"]["rules"].as_array().unwrap()[..] else { panic!("{schema}") };
         let subject = json!({"name": account, "namespace": NAMESPACE});
-        assert_eq!(
-            rule["subjects"],
-            json!([{"kind": "ServiceAccount", "serviceAccount": subject}])
-        );
+        assert_eq!(rule["subjects"], json!([{"kind": "ServiceAccount", "serviceAccount": subject}]));
         assert_eq!(rule["resourceRules"], everything);
         let level = &schema["spec"]["priorityLevelConfiguration"]["name"];
         assert_eq!(level == "ctrlmesh-repair", account == BACKGROUND, "{name} goes to {level}");

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration,
-    WebhookClientConfig,
+    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -86,9 +85,7 @@ impl AdmissionLabelling {
 
 impl fmt::Debug for AdmissionLabelling {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("AdmissionLabelling")
-            .field("webhook_client", &self.webhook_client)
-            .finish_non_exhaustive()
+        out.debug_struct("AdmissionLabelling").field("webhook_client", &self.webhook_client).finish_non_exhaustive()
     }
 }
 

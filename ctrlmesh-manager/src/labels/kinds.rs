@@ -88,8 +88,7 @@ pub async fn served(client: &Client, namespace: &str, known: &Kinds) -> Result<S
                 let text = telemetry::chain(&error);
                 warn!(error = text, "what is served of it is not known; what was known holds");
                 let of_it = known.iter().filter(|(_, kind)| {
-                    kind.resource.group == group_version.group
-                        && kind.resource.version == group_version.version
+                    kind.resource.group == group_version.group && kind.resource.version == group_version.version
                 });
                 let before = served.kinds.len();
                 served.kinds.extend(of_it.map(|(name, kind)| (name.clone(), kind.clone())));
@@ -104,12 +103,7 @@ pub async fn served(client: &Client, namespace: &str, known: &Kinds) -> Result<S
 
 impl Served {
     /// Adds the kinds in `names` that were `found` in a group and version.
-    fn add(
-        &mut self,
-        group_version: &GroupVersion,
-        names: &[String],
-        found: Vec<(ApiResource, ApiCapabilities)>,
-    ) {
+    fn add(&mut self, group_version: &GroupVersion, names: &[String], found: Vec<(ApiResource, ApiCapabilities)>) {
         for name in names {
             let is_it = |(one, can): &(ApiResource, ApiCapabilities)| {
                 name == ALL || *name == one.kind && (can_be_labelled(can) || is_namespace(one))
@@ -141,18 +135,13 @@ async fn found(
         // A definition that does not exist, or not yet.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(Vec::new()),
         Ok(Err(kube::Error::Discovery(_))) => Ok(Vec::new()),
-        Ok(Err(source)) => {
-            Err(KindsError::Discover { group_version: group_version.api_version(), source })
-        }
+        Ok(Err(source)) => Err(KindsError::Discover { group_version: group_version.api_version(), source }),
         Err(_elapsed) => Err(KindsError::Late { group_version: group_version.api_version() }),
     }
 }
 
 /// The entries of the list. Invalid keys go to `unknown`.
-fn listed(
-    text: &str,
-    unknown: &mut Vec<KindsError>,
-) -> Result<Vec<(GroupVersion, Names)>, KindsError> {
+fn listed(text: &str, unknown: &mut Vec<KindsError>) -> Result<Vec<(GroupVersion, Names)>, KindsError> {
     let all = KindList::read(text).map_err(KindsError::Parse)?;
     let mut listed = Vec::new();
     for (name, kinds) in all.group_version_kinds {
@@ -192,10 +181,7 @@ mod tests {
         let gvk = kube::core::GroupVersionKind::gvk("", "v1", kind);
         let operations = verbs.iter().map(|verb| (*verb).to_owned()).collect();
         let scope = discovery::Scope::Namespaced;
-        (
-            ApiResource::from_gvk(&gvk),
-            ApiCapabilities { scope, subresources: Vec::new(), operations },
-        )
+        (ApiResource::from_gvk(&gvk), ApiCapabilities { scope, subresources: Vec::new(), operations })
     }
 
     #[test]

@@ -31,9 +31,7 @@ use tracing::{info, warn};
 
 use super::namespaces::Namespaces;
 use super::progress::{KindProgress, ListProgress};
-use super::{
-    AdmissionLabelling, Kind, Kinds, KindsError, NAMESPACES, Progress, RateLimit, Served, served,
-};
+use super::{AdmissionLabelling, Kind, Kinds, KindsError, NAMESPACES, Progress, RateLimit, Served, served};
 use super::{is_unowned, list_of_kinds};
 use crate::cluster::cache::Cache;
 use crate::drain::Drain;
@@ -120,12 +118,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
 
     /// Reports problems with the list: groups that cannot be discovered, and kinds that are not served. `told` are the
     /// kinds that were reported before.
-    async fn report(
-        &self,
-        list: &ListProgress,
-        found: &Result<Served, KindsError>,
-        told: &mut Vec<String>,
-    ) {
+    async fn report(&self, list: &ListProgress, found: &Result<Served, KindsError>, told: &mut Vec<String>) {
         let why: Vec<String> = match found {
             Ok(served) => served.unknown.iter().map(|error| telemetry::chain(error)).collect(),
             Err(error) => vec![telemetry::chain(error)],
@@ -168,8 +161,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
                 info!(kind = name, "labelled from now on");
                 let token = all.child_token();
                 let unfinished = self.unfinished(name);
-                let follow =
-                    kind_follower::follow(Arc::clone(self), name.clone(), kind.clone(), unfinished);
+                let follow = kind_follower::follow(Arc::clone(self), name.clone(), kind.clone(), unfinished);
                 spawn(drain, &token, follow);
                 (kind.clone(), token)
             });
@@ -184,8 +176,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     /// One item whenever the list or a definition may have changed.
     fn triggers(&self) -> impl futures::Stream<Item = ()> + use<MayWrite> {
         let config = Config::default().page_size(PAGE);
-        let definitions =
-            Api::<PartialObjectMeta<CustomResourceDefinition>>::all(self.client.clone());
+        let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(self.client.clone());
         let definitions = watcher(definitions, config.clone()).default_backoff().map(drop);
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
         let one = config.fields(&format!("metadata.name={}", resource_list::NAME));
@@ -252,10 +243,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             note: Some(note.chars().take(1000).collect()),
             action: "Label".to_owned(),
             // Kubernetes merges events that differ in their note only.
-            secondary: Some(ObjectReference {
-                kind: Some(kind.to_owned()),
-                ..ObjectReference::default()
-            }),
+            secondary: Some(ObjectReference { kind: Some(kind.to_owned()), ..ObjectReference::default() }),
         };
         let list = list_of_kinds(&self.namespace);
         match time::timeout(DEADLINE, self.recorder.publish(&event, &list)).await {
@@ -278,11 +266,7 @@ impl LabelMetrics {
     }
 }
 
-fn spawn(
-    drain: &Drain,
-    token: &CancellationToken,
-    task: impl Future<Output = ()> + Send + 'static,
-) {
+fn spawn(drain: &Drain, token: &CancellationToken, task: impl Future<Output = ()> + Send + 'static) {
     let token = token.clone();
     drain.spawn_until_started(async move {
         tokio::select! {

@@ -122,9 +122,8 @@ impl MigrationMetrics {
 impl QuietPeriod {
     /// Whether the quiet period has passed, given the number of `repaired` objects and whether labelling is `finished`.
     fn is(&mut self, scheme: &Arc<Scheme>, finished: bool, repaired: u64, now: Instant) -> bool {
-        let same = |(before, count, _): &(Arc<Scheme>, u64, Instant)| {
-            finished && before == scheme && *count == repaired
-        };
+        let same =
+            |(before, count, _): &(Arc<Scheme>, u64, Instant)| finished && before == scheme && *count == repaired;
         if !self.0.as_ref().is_some_and(same) {
             self.0 = finished.then(|| (Arc::clone(scheme), repaired, now));
         }
@@ -166,11 +165,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
     }
 
     /// Takes the next step, if possible. Returns the step and its message. `told` is the stage that was written last.
-    async fn look(
-        &self,
-        settled: &mut QuietPeriod,
-        told: &mut Option<Stage>,
-    ) -> kube::Result<Option<(Step, String)>> {
+    async fn look(&self, settled: &mut QuietPeriod, told: &mut Option<Stage>) -> kube::Result<Option<(Step, String)>> {
         let Some(scheme) = self.cache.scheme() else { return Ok(None) };
         let progress = self.current.of(&scheme);
         let repaired = progress.as_ref().map_or(0, Progress::repaired);
@@ -191,9 +186,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         if next.is_none() && told.as_ref() == Some(&stage) && self.cache.is_scheme_written() {
             return Ok(None);
         }
-        let stands =
-            Box::pin(self.write(&scheme, after, &stage, &mut self.status_writer.take().await))
-                .await?;
+        let stands = Box::pin(self.write(&scheme, after, &stage, &mut self.status_writer.take().await)).await?;
         if !stands {
             return Ok(None);
         }
@@ -342,8 +335,7 @@ impl Stage {
             reason: reason.to_owned(),
             message: self.message.clone(),
             observed_generation: None,
-            last_transition_time: same
-                .map_or_else(|| Time(now), |same| same.last_transition_time.clone()),
+            last_transition_time: same.map_or_else(|| Time(now), |same| same.last_transition_time.clone()),
         }
     }
 }

@@ -57,8 +57,7 @@ impl Namespaces {
         self.leaving = leaving;
         self.retries.keep(|name| unlabelled.contains_key(name));
         unlabelled.retain(|name, _| !self.retries.waits(&named(name), now));
-        let (old, new): (Vec<_>, Vec<_>) =
-            unlabelled.into_iter().partition(|(name, _)| self.before.contains(*name));
+        let (old, new): (Vec<_>, Vec<_>) = unlabelled.into_iter().partition(|(name, _)| self.before.contains(*name));
         self.before = known.keys().cloned().collect();
         let seen = |name: &String| ObjectMeta {
             uid: known[name].uid.clone(),
@@ -108,11 +107,7 @@ mod tests {
         names.map(|name| (name.to_owned(), NamespaceInfo::default())).into()
     }
 
-    fn due(
-        of: &mut Namespaces,
-        known: &BTreeMap<String, NamespaceInfo>,
-        now: Instant,
-    ) -> Vec<String> {
+    fn due(of: &mut Namespaces, known: &BTreeMap<String, NamespaceInfo>, now: Instant) -> Vec<String> {
         let due = of.due(known, &Scheme::default(), now);
         due.into_iter().filter_map(|(meta, _)| meta.name).collect()
     }
@@ -125,10 +120,7 @@ mod tests {
         let labels = change(&named("d"), Scope::Namespace, &Scheme::default()).unwrap();
         let labels = labels.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
         more.insert("d".to_owned(), NamespaceInfo { labels, ..NamespaceInfo::default() });
-        more.insert(
-            "c".to_owned(),
-            NamespaceInfo { terminating: true, ..NamespaceInfo::default() },
-        );
+        more.insert("c".to_owned(), NamespaceInfo { terminating: true, ..NamespaceInfo::default() });
         assert_eq!(due(&mut namespaces, &more, now), ["a", "e", "b"]);
     }
 
@@ -155,8 +147,7 @@ mod tests {
         let (mut namespaces, all) = (Namespaces::default(), known(["a", "b"]));
         let (mut now, mut waits) = (Instant::now(), Vec::new());
         for _ in 0..6 {
-            let (meta, labels) =
-                namespaces.due(&all, &Scheme::default(), now).into_iter().next().unwrap();
+            let (meta, labels) = namespaces.due(&all, &Scheme::default(), now).into_iter().next().unwrap();
             assert_eq!(meta.name.as_deref(), Some("a"));
             namespaces.failed(&meta, labels, now);
             let again = namespaces.again().unwrap();

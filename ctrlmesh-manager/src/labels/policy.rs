@@ -7,13 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::admissionregistration::v1::{
-    ApplyConfiguration, MatchCondition, MatchResources, MutatingAdmissionPolicy,
-    MutatingAdmissionPolicyBinding, MutatingAdmissionPolicyBindingSpec,
-    MutatingAdmissionPolicySpec, Mutation, NamedRuleWithOperations,
+    ApplyConfiguration, MatchCondition, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,
+    MutatingAdmissionPolicyBindingSpec, MutatingAdmissionPolicySpec, Mutation, NamedRuleWithOperations,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
-    LabelSelector, LabelSelectorRequirement, ObjectMeta,
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 
 use super::{Kind, Scope};
 use crate::rules::label_scheme::Scheme;
@@ -97,9 +94,5 @@ fn expression(scheme: &Scheme) -> String {
 
 pub(super) fn metadata() -> ObjectMeta {
     let labels = [("app.kubernetes.io/part-of".to_owned(), "ctrlmesh".to_owned())];
-    ObjectMeta {
-        name: Some(POLICY.to_owned()),
-        labels: Some(labels.into()),
-        ..ObjectMeta::default()
-    }
+    ObjectMeta { name: Some(POLICY.to_owned()), labels: Some(labels.into()), ..ObjectMeta::default() }
 }

@@ -100,9 +100,7 @@ impl Progress {
         let begun = state.kinds.values().any(|pass| pass.labelled);
         let names: Vec<String> = state.kinds.keys().cloned().collect();
         drop(state);
-        begun.then(|| {
-            format!("not all objects of these kinds are labelled yet: {}", names.join(", "))
-        })
+        begun.then(|| format!("not all objects of these kinds are labelled yet: {}", names.join(", ")))
     }
 
     /// Why some objects may lack a label; none where all have all.
@@ -136,15 +134,12 @@ impl State {
     fn unfinished(&self) -> Option<String> {
         let wrong = match (&self.list, &self.at_once) {
             (Some(why), _) => Some(format!("not all that is listed can be labelled: {why}")),
-            (None, Some(Err(why))) => {
-                Some(format!("what is written is not labelled at once: {why}"))
-            }
+            (None, Some(Err(why))) => Some(format!("what is written is not labelled at once: {why}")),
             (None, None) => Some("it has only begun".to_owned()),
             (None, Some(Ok(()))) => None,
         };
         let names = || self.kinds.keys().cloned().collect::<Vec<_>>().join(", ");
-        let left =
-            || (!self.kinds.is_empty()).then(|| format!("not gone through yet: {}", names()));
+        let left = || (!self.kinds.is_empty()).then(|| format!("not gone through yet: {}", names()));
         wrong.or_else(|| self.kinds.iter().find_map(|(kind, pass)| pass.why(kind))).or_else(left)
     }
 }
@@ -153,9 +148,8 @@ impl Pass {
     /// Why objects of `kind` cannot be labelled.
     fn why(&self, kind: &str) -> Option<String> {
         let unseen = self.unseen.as_ref().map(|why| format!("cannot be seen: {why}"));
-        let why = unseen.or_else(|| {
-            Some(format!("cannot all be labelled, and are tried again: {}", self.failed.as_ref()?))
-        })?;
+        let why = unseen
+            .or_else(|| Some(format!("cannot all be labelled, and are tried again: {}", self.failed.as_ref()?)))?;
         Some(format!("the objects of {kind} {why}"))
     }
 }

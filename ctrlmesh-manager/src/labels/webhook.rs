@@ -63,10 +63,7 @@ pub fn webhook(
         match_policy: Some("Equivalent".to_owned()),
         timeout_seconds: Some(TIMEOUT_SECONDS),
         client_config: client,
-        namespace_selector: Some(LabelSelector {
-            match_expressions: Some(vec![elsewhere]),
-            match_labels: None,
-        }),
+        namespace_selector: Some(LabelSelector { match_expressions: Some(vec![elsewhere]), match_labels: None }),
         rules: Some(rules.collect()),
         ..MutatingWebhook::default()
     };

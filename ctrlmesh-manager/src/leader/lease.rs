@@ -47,8 +47,7 @@ const STEP_DOWN_PAUSE: Duration = Duration::from_secs(10);
 
 // When a holder is killed, another leads within 15 s: it saw the last version up to a period late, checks up
 // to a period after the expiry, and one check may fail.
-const _: () =
-    assert!(LEASE_DURATION.as_secs() + 2 * RETRY_PERIOD.as_secs() + DEADLINE.as_secs() < 15);
+const _: () = assert!(LEASE_DURATION.as_secs() + 2 * RETRY_PERIOD.as_secs() + DEADLINE.as_secs() < 15);
 
 const RELEASE_RETRY: Duration = Duration::from_millis(200);
 
@@ -145,12 +144,7 @@ impl Leadership {
 }
 
 /// Takes part in the election until shutdown, and releases the Lease then.
-pub fn campaign(
-    client: Client,
-    namespace: &str,
-    candidate: Candidate,
-    drain: &Drain,
-) -> Leadership {
+pub fn campaign(client: Client, namespace: &str, candidate: Candidate, drain: &Drain) -> Leadership {
     let (state, leadership) = watch::channel(State::default());
     let leases = Api::namespaced(client, namespace);
     let step_down = Arc::<Notify>::default();
@@ -280,11 +274,7 @@ impl Election {
         annotations.insert(ADDRESS.to_owned(), self.candidate.address.clone());
     }
 
-    fn on_written(
-        &mut self,
-        begun: Instant,
-        written: Result<Lease, kube::Error>,
-    ) -> Result<(), kube::Error> {
+    fn on_written(&mut self, begun: Instant, written: Result<Lease, kube::Error>) -> Result<(), kube::Error> {
         match written {
             Ok(lease) => {
                 let version = lease.metadata.resource_version.unwrap_or_default();

@@ -4,9 +4,7 @@
 
 use std::time::Duration;
 
-use ctrlmesh_common::api::{
-    ManagerEndpoint, ManagerPorts, ManagerState, ManagerStateSpec, ManagerStateStatus,
-};
+use ctrlmesh_common::api::{ManagerEndpoint, ManagerPorts, ManagerState, ManagerStateSpec, ManagerStateStatus};
 use ctrlmesh_common::names::MANAGER_STATE;
 use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -67,8 +65,7 @@ impl ReplicaList {
             None => return Ok(()),
         };
         let before = state.status.clone().unwrap_or_default();
-        let after =
-            status(&slices, &self.namespace, &self.replica, self.grpc, &before, Timestamp::now());
+        let after = status(&slices, &self.namespace, &self.replica, self.grpc, &before, Timestamp::now());
         if after != before && self.leadership.is_held() {
             let state = ManagerState { status: Some(after), ..state };
             status_writer.writes();
@@ -122,12 +119,10 @@ mod tests {
 
     #[test]
     fn every_pod_behind_the_service_is_a_manager_and_one_leads() {
-        let endpoint = |name: &str, address: &str| json!({"addresses": [address], "targetRef": {"kind": "Pod", "name": name}});
+        let endpoint =
+            |name: &str, address: &str| json!({"addresses": [address], "targetRef": {"kind": "Pod", "name": name}});
         let slice = |family: &str, endpoints: serde_json::Value| {
-            serde_json::from_value(
-                json!({"metadata": {}, "addressType": family, "endpoints": endpoints}),
-            )
-            .unwrap()
+            serde_json::from_value(json!({"metadata": {}, "addressType": family, "endpoints": endpoints})).unwrap()
         };
         let slices: Vec<EndpointSlice> = vec![
             slice("IPv4", json!([endpoint("m-1", "10.0.0.2"), endpoint("m-0", "10.0.0.1")])),
@@ -135,11 +130,8 @@ mod tests {
         ];
         let at = |second| Timestamp::from_second(second).unwrap();
         let first = status(&slices, "ns", "m-1", 9071, &ManagerStateStatus::default(), at(1));
-        let seen: Vec<_> = first
-            .endpoints
-            .iter()
-            .map(|one| (one.name.as_str(), one.pod_ip.as_str(), one.leader))
-            .collect();
+        let seen: Vec<_> =
+            first.endpoints.iter().map(|one| (one.name.as_str(), one.pod_ip.as_str(), one.leader)).collect();
         assert_eq!(seen, [("m-0", "10.0.0.1", false), ("m-1", "10.0.0.2", true)]);
         assert_eq!(first.update_timestamp, Some(Time(at(1))));
         let ports = first.ports.clone().unwrap();

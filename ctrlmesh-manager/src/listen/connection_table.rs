@@ -62,16 +62,14 @@ impl ConnectionTable {
     }
 
     pub(super) fn is_proven(&self, address: IpAddr, number: u64) -> bool {
-        let connection =
-            self.by_address.get(&address).and_then(|of_one| of_one.connections.get(&number));
+        let connection = self.by_address.get(&address).and_then(|of_one| of_one.connections.get(&number));
         connection.is_some_and(|connection| connection.proven)
     }
 
     /// Does nothing if the connection was removed meanwhile.
     pub(super) fn prove(&mut self, address: IpAddr, number: u64) {
         self.change(address, |of_one| {
-            let connection =
-                of_one.connections.get_mut(&number).filter(|connection| !connection.proven);
+            let connection = of_one.connections.get_mut(&number).filter(|connection| !connection.proven);
             if let Some(connection) = connection {
                 connection.proven = true;
                 of_one.unproven -= 1;
@@ -99,13 +97,11 @@ impl ConnectionTable {
     pub(super) fn give_way(&mut self, address: IpAddr, unproven: bool) -> bool {
         let ranks = if unproven { &self.unproven } else { &self.all };
         let own = self.count(address, unproven);
-        let Some((_, greedy)) = ranks.counts.last().copied().filter(|(most, _)| *most > own + 1)
-        else {
+        let Some((_, greedy)) = ranks.counts.last().copied().filter(|(most, _)| *most > own + 1) else {
             return false;
         };
         let mut of_one = self.by_address[&greedy].connections.iter();
-        let oldest =
-            of_one.find(|(_, connection)| !(unproven && connection.proven)).map(|(one, _)| *one);
+        let oldest = of_one.find(|(_, connection)| !(unproven && connection.proven)).map(|(one, _)| *one);
         let connection = oldest.and_then(|number| self.remove(greedy, number));
         connection.is_some_and(|connection| {
             connection.leave.cancel();
@@ -122,11 +118,7 @@ impl ConnectionTable {
     }
 
     /// Changes the connections of `address`, and updates the ranks.
-    fn change<T>(
-        &mut self,
-        address: IpAddr,
-        change: impl FnOnce(&mut AddressConnections) -> T,
-    ) -> T {
+    fn change<T>(&mut self, address: IpAddr, change: impl FnOnce(&mut AddressConnections) -> T) -> T {
         let of_one = self.by_address.entry(address).or_default();
         let before = (of_one.count(false), of_one.count(true));
         let changed = change(of_one);

@@ -74,9 +74,7 @@ pub enum IdentityError {
     #[error("the token has {bytes} bytes, at most {MAX_TOKEN_BYTES} are read")]
     TooLarge { bytes: usize },
     /// Not authenticated, or for another audience.
-    #[error(
-        "the API server does not vouch for the token, or it is not made out to `{TOKEN_AUDIENCE}`"
-    )]
+    #[error("the API server does not vouch for the token, or it is not made out to `{TOKEN_AUDIENCE}`")]
     Unknown,
     #[error("the token is bound to no pod")]
     Unbound,
@@ -184,11 +182,7 @@ impl Reviewer {
         self.review(token, token_digest(token)).await
     }
 
-    async fn review(
-        &self,
-        token: &str,
-        key: TokenDigest,
-    ) -> Result<ReviewedIdentity, IdentityError> {
+    async fn review(&self, token: &str, key: TokenDigest) -> Result<ReviewedIdentity, IdentityError> {
         let late = |_elapsed| IdentityError::Late;
         let turn = time::timeout(TURN, self.at_once.acquire()).await.map_err(late)?;
         let asked = SystemTime::now();
@@ -211,10 +205,7 @@ impl Reviewer {
     async fn ask(&self, token: &str) -> Result<Result<Identity, Rejection>, IdentityError> {
         self.asked.inc();
         let review = TokenReview {
-            spec: TokenReviewSpec {
-                audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]),
-                token: token.to_owned(),
-            },
+            spec: TokenReviewSpec { audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]), token: token.to_owned() },
             ..TokenReview::default()
         };
         let answer = self
@@ -265,9 +256,7 @@ mod tests {
     fn user(name: &str, extra: &[(&str, &str)]) -> UserInfo {
         let extra: BTreeMap<_, _> = extra
             .iter()
-            .map(|(key, value)| {
-                (format!("authentication.kubernetes.io/{key}"), vec![(*value).to_owned()])
-            })
+            .map(|(key, value)| (format!("authentication.kubernetes.io/{key}"), vec![(*value).to_owned()]))
             .collect();
         UserInfo { username: Some(name.to_owned()), extra: Some(extra), ..UserInfo::default() }
     }

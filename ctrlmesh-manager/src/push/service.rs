@@ -30,9 +30,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{
-    self, Receipts, Relayed, Report, ShardReply, ShardRequest, SignRequest, Signed, Update,
-};
+use ctrlmesh_common::wire::{self, Receipts, Relayed, Report, ShardReply, ShardRequest, SignRequest, Signed, Update};
 use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, Request, Response, header};
 use hyper::body::Incoming;
@@ -144,9 +142,7 @@ impl PushService {
         let service = {
             let (push, permit) = (self.clone(), permit.clone());
             // Boxed: its memory is freed when the body begins, and a follower's body has no end.
-            service_fn(move |request| -> Answer {
-                Box::pin(push.clone().answer(request, permit.clone()))
-            })
+            service_fn(move |request| -> Answer { Box::pin(push.clone().answer(request, permit.clone())) })
         };
         let connection = http2::Builder::new(Tasks(self.drain.clone()))
             .timer(TokioTimer::new())

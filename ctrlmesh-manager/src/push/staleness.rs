@@ -92,17 +92,12 @@ impl StalenessCheck {
     ///
     /// # Errors
     /// Where there is no answer.
-    pub async fn ask(
-        &self,
-        subject: &Subject,
-        candidates: &[StaleCandidate],
-    ) -> Result<ServerState, StalenessError> {
+    pub async fn ask(&self, subject: &Subject, candidates: &[StaleCandidate]) -> Result<ServerState, StalenessError> {
         let room = time::timeout(DEADLINE, self.room.acquire()).await;
         // It is never closed.
         let _room = room.map_err(|_elapsed| StalenessError::Busy)?;
         let answer = async {
-            let mut answer =
-                ServerState { members: self.members(subject).await?, ..ServerState::default() };
+            let mut answer = ServerState { members: self.members(subject).await?, ..ServerState::default() };
             for operator in candidates.iter().flat_map(|candidate| &candidate.operators) {
                 if !answer.versions.contains_key(operator) {
                     let version = self.version(operator).await?;
@@ -117,10 +112,9 @@ impl StalenessCheck {
     async fn members(&self, subject: &Subject) -> kube::Result<BTreeMap<PodName, Member>> {
         let (pods, its): (Api<Pod>, _) = match subject {
             Subject::Node(node) => (Api::all(self.client.clone()), format!("spec.nodeName={node}")),
-            Subject::Pod(pod, _) => (
-                Api::namespaced(self.client.clone(), &pod.namespace),
-                format!("metadata.name={}", pod.name),
-            ),
+            Subject::Pod(pod, _) => {
+                (Api::namespaced(self.client.clone(), &pod.namespace), format!("metadata.name={}", pod.name))
+            }
         };
         let (labels, elsewhere) = pod::watch_selectors(&self.own);
         let these = ListParams::default().labels(&labels).fields(&format!("{its},{elsewhere}"));
@@ -131,8 +125,7 @@ impl StalenessCheck {
     /// resourceVersion of a ShardingConfig; none for an impossible name.
     async fn version(&self, operator: &str) -> kube::Result<Option<u64>> {
         let name = operator.parse::<PodName>().ok();
-        let is_name =
-            |one: &PodName| is_dns_subdomain(&one.namespace) && is_dns_subdomain(&one.name);
+        let is_name = |one: &PodName| is_dns_subdomain(&one.namespace) && is_dns_subdomain(&one.name);
         let name = name.filter(is_name);
         let Some(PodName { namespace, name }) = name else { return Ok(None) };
         let configs: Api<ShardingConfig> = Api::namespaced(self.client.clone(), &namespace);
@@ -144,19 +137,13 @@ impl StalenessCheck {
 
 impl ServerState {
     /// Compares it with `snapshot`, for each of the `candidates` among the pods of `subject`.
-    pub fn compare(
-        &self,
-        candidates: &[StaleCandidate],
-        subject: &Subject,
-        snapshot: &Snapshot,
-    ) -> Vec<Staleness> {
+    pub fn compare(&self, candidates: &[StaleCandidate], subject: &Subject, snapshot: &Snapshot) -> Vec<Staleness> {
         let here = LocalState::of(candidates, subject, snapshot);
         candidates.iter().map(|candidate| self.compare_one(candidate, &here)).collect()
     }
 
     fn compare_one(&self, candidate: &StaleCandidate, here: &LocalState<'_>) -> Staleness {
-        let is_known =
-            here.members.get(&candidate.pod).copied() == self.members.get(&candidate.pod);
+        let is_known = here.members.get(&candidate.pod).copied() == self.members.get(&candidate.pod);
         let is_as_new = |operator: &String| {
             let Some(there) = self.versions.get(operator) else { return false };
             let here = parts(operator).and_then(|parts| here.versions.get(&parts).copied());
@@ -168,16 +155,9 @@ impl ServerState {
         // If all versions are older than the proxy's, or gone, etcd was restored from a backup.
         let is_older = |newer: u64| {
             let there = |operator| self.versions.get(operator).copied().flatten();
-            candidate
-                .operators
-                .iter()
-                .all(|operator| there(operator).is_none_or(|there| there < newer))
+            candidate.operators.iter().all(|operator| there(operator).is_none_or(|there| there < newer))
         };
-        if candidate.newer.is_none_or(is_older) {
-            Staleness::UpToDate
-        } else {
-            Staleness::Unwritten
-        }
+        if candidate.newer.is_none_or(is_older) { Staleness::UpToDate } else { Staleness::Unwritten }
     }
 }
 
@@ -224,12 +204,7 @@ mod tests {
     use super::*;
 
     fn member(uid: &str, node: &str) -> Member {
-        Member {
-            name: "ops/a".parse().unwrap(),
-            uid: uid.to_owned(),
-            node: Some(node.to_owned()),
-            ..Member::default()
-        }
+        Member { name: "ops/a".parse().unwrap(), uid: uid.to_owned(), node: Some(node.to_owned()), ..Member::default() }
     }
 
     /// The local state: a pod, and the version of its ShardingConfig.
@@ -240,11 +215,7 @@ mod tests {
             config.metadata.resource_version = Some(version.to_string());
             config
         });
-        Snapshot {
-            configs: config.into_iter().collect(),
-            members: member.into_iter().collect(),
-            ..Snapshot::default()
-        }
+        Snapshot { configs: config.into_iter().collect(), members: member.into_iter().collect(), ..Snapshot::default() }
     }
 
     fn answer(member: Option<Member>, version: Option<u64>) -> ServerState {
@@ -287,11 +258,7 @@ mod tests {
             (Some(5), Some(5), true),
             (Some(5), Some(6), true),
         ] {
-            assert_eq!(
-                settles(&answer(None, there), None, &known(None, here)),
-                holds,
-                "{there:?} {here:?}"
-            );
+            assert_eq!(settles(&answer(None, there), None, &known(None, here)), holds, "{there:?} {here:?}");
         }
         let not_asked = ServerState::default();
         assert!(!settles(&not_asked, None, &known(None, None)));

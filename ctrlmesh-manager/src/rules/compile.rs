@@ -114,12 +114,7 @@ impl Told {
         Self::new(None, None, 0, Policy::nothing())
     }
 
-    pub fn new(
-        shard: Option<String>,
-        operator: Option<String>,
-        version: u64,
-        policy: Policy,
-    ) -> Self {
+    pub fn new(shard: Option<String>, operator: Option<String>, version: u64, policy: Policy) -> Self {
         Self { shard, operator, version, policy, kept: Kept::default() }
     }
 
@@ -159,8 +154,7 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         let record = record::of(operator, &policies, world.configs);
         let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
         compiled.operators.insert(operator.full_name(), record);
-        let current =
-            |(shard, draft): (_, Draft)| (shard, in_epoch(draft.policy, epoch, changed_at));
+        let current = |(shard, draft): (_, Draft)| (shard, in_epoch(draft.policy, epoch, changed_at));
         Some(policies.into_iter().map(current).collect())
     });
     let contents: Vec<Option<BTreeMap<String, Policy>>> = records.collect();
@@ -234,10 +228,7 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
 }
 
 /// Refuses policies that are too large to be sent.
-fn sendable(
-    operator: &Operator<'_>,
-    policies: BTreeMap<String, Policy>,
-) -> Result<Policies, Trouble> {
+fn sendable(operator: &Operator<'_>, policies: BTreeMap<String, Policy>) -> Result<Policies, Trouble> {
     let policies = policies.into_iter().map(|(shard, policy)| {
         // Maps, strings, lists and numbers always serialise.
         let text = serde_json::to_string(&policy).unwrap_or_default();
@@ -274,10 +265,7 @@ struct Draft {
 type ShardRef<'a> = (usize, &'a str);
 
 /// Enrolled pods by name, each with the shards that select it.
-fn shards_of_pods<'a>(
-    members: &'a [Member],
-    operators: &'a [Operator<'_>],
-) -> Vec<(&'a Member, Vec<ShardRef<'a>>)> {
+fn shards_of_pods<'a>(members: &'a [Member], operators: &'a [Operator<'_>]) -> Vec<(&'a Member, Vec<ShardRef<'a>>)> {
     let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
         by_namespace.entry(operator.namespace()).or_default().push(at);
@@ -306,9 +294,7 @@ fn selected_by_two(pod: &Member, one: &str, other: &str) -> Trouble {
     Trouble {
         object: format!("Pod {}", pod.name),
         configs: [one, other].map(|name| format!("{}/{name}", pod.name.namespace)).into(),
-        message: format!(
-            "is of ShardingConfig {one:?} and of {other:?}; a pod can be in one shard only"
-        ),
+        message: format!("is of ShardingConfig {one:?} and of {other:?}; a pod can be in one shard only"),
     }
 }
 

@@ -159,8 +159,7 @@ impl Scheme {
                 Step::Removed
             }
         };
-        let carried: BTreeSet<String> =
-            after.carried().flat_map(Labelling::keys).map(str::to_owned).collect();
+        let carried: BTreeSet<String> = after.carried().flat_map(Labelling::keys).map(str::to_owned).collect();
         after.leftover.retain(|key| !carried.contains(key));
         Some((after, step))
     }
@@ -182,9 +181,7 @@ impl Scheme {
     /// # Errors
     /// If no manager could have written it.
     pub fn read(status: &LabelsStatus) -> Result<Self, SchemeError> {
-        let some = |field, keys: &Option<LabelKeys>| {
-            keys.as_ref().map(|keys| read(field, keys)).transpose()
-        };
+        let some = |field, keys: &Option<LabelKeys>| keys.as_ref().map(|keys| read(field, keys)).transpose();
         for key in &status.leftover {
             let failed = |source| SchemeError::Key { field: "leftover".to_owned(), source };
             check_key(key).map_err(failed)?;
@@ -219,9 +216,7 @@ fn toward(from: &Labelling, to: &Labelling) -> Labelling {
     let taken: BTreeSet<&str> = from.keys().into_iter().chain(to.keys()).collect();
     let mut spare = to.clone();
     let keys = [&mut spare.hash_key, &mut spare.namespace_key, &mut spare.control_key];
-    for ((key, meaning), name) in
-        keys.into_iter().zip(listed(to)).zip(["sharding-hash", "namespace", "control"])
-    {
+    for ((key, meaning), name) in keys.into_iter().zip(listed(to)).zip(["sharding-hash", "namespace", "control"]) {
         if before.get(key.as_str()).is_some_and(|before| *before != meaning.1) {
             *key = unused(name, &taken);
         }
@@ -249,18 +244,12 @@ fn meanings(labelling: &Labelling) -> BTreeMap<&str, Meaning> {
 
 fn listed(labelling: &Labelling) -> [(&str, Meaning); 3] {
     let Labelling { hash_key, namespace_key, control_key, hash } = labelling;
-    [
-        (hash_key, Meaning::Slot(*hash)),
-        (namespace_key, Meaning::Namespace(*hash)),
-        (control_key, Meaning::Control),
-    ]
+    [(hash_key, Meaning::Slot(*hash)), (namespace_key, Meaning::Namespace(*hash)), (control_key, Meaning::Control)]
 }
 
 fn read(field: &'static str, keys: &LabelKeys) -> Result<Labelling, SchemeError> {
     let LabelKeys { sharding_hash, namespace, control, hash } = keys;
-    for (name, key) in
-        [("shardingHash", sharding_hash), ("namespace", namespace), ("control", control)]
-    {
+    for (name, key) in [("shardingHash", sharding_hash), ("namespace", namespace), ("control", control)] {
         let failed = |source| SchemeError::Key { field: format!("{field}.{name}"), source };
         check_key(key).map_err(failed)?;
     }

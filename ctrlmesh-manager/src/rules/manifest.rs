@@ -79,8 +79,7 @@ impl Manifests {
                 Some(kind) if kind.ends_with("List") => {
                     let list: List = parsed(number, &document)?;
                     for (item, value) in list.items.into_iter().enumerate() {
-                        let failed =
-                            |source| ManifestError::Item { document: number, item, source };
+                        let failed = |source| ManifestError::Item { document: number, item, source };
                         self.add_item(kind, value).map_err(failed)?;
                     }
                 }
@@ -125,17 +124,14 @@ impl Manifests {
 }
 
 fn parsed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, ManifestError> {
-    serde_saphyr::from_str(text)
-        .map_err(|source| ManifestError::Document { document, source: Box::new(source) })
+    serde_saphyr::from_str(text).map_err(|source| ManifestError::Document { document, source: Box::new(source) })
 }
 
 /// Refuses what the API server would read otherwise: in its YAML `y` is no string.
 fn typed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, ManifestError> {
     let read = parsed(document, text)?;
     let value: Value = parsed(document, text)?;
-    serde_json::from_value::<T>(value)
-        .map(|_| read)
-        .map_err(|source| ManifestError::Typed { document, source })
+    serde_json::from_value::<T>(value).map(|_| read).map_err(|source| ManifestError::Typed { document, source })
 }
 
 #[cfg(test)]
@@ -161,24 +157,19 @@ mod tests {
         list.read(&format!("apiVersion: v1\nkind: List\nitems:\n{items}\n")).unwrap();
         assert_eq!(list, documents);
         let misspelled = items.replace("spec: {}", "spec: {limts: []}");
-        let error = Manifests::default()
-            .read(&format!("apiVersion: v1\nkind: List\nitems:\n{misspelled}\n"))
-            .unwrap_err();
+        let error =
+            Manifests::default().read(&format!("apiVersion: v1\nkind: List\nitems:\n{misspelled}\n")).unwrap_err();
         let field = error.source().unwrap().to_string();
         assert_eq!(error.to_string(), "read the ShardingConfigs");
         assert!(field.starts_with("document 1: items[1].spec.limts: no such field"), "{field}");
         let mut typed = Manifests::default();
-        typed
-            .read("apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: p, namespace: a}\n")
-            .unwrap();
+        typed.read("apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: p, namespace: a}\n").unwrap();
         assert_eq!(typed.pods, documents.pods);
     }
 
     #[test]
     fn values_that_the_api_server_reads_otherwise_are_refused() {
-        for (kind, version) in
-            [("Pod", "v1"), ("ShardingConfig", "ctrlmesh.kusionstack.io/v1alpha1")]
-        {
+        for (kind, version) in [("Pod", "v1"), ("ShardingConfig", "ctrlmesh.kusionstack.io/v1alpha1")] {
             let of = |value: &str| {
                 format!(
                     "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: p, namespace: a, labels: {{app: {value}}}}}\nspec: {{containers: []}}\n"
@@ -203,9 +194,6 @@ mod tests {
         assert_eq!(error.to_string(), "document 2");
         assert!(error.source().unwrap().to_string().contains('7'), "{:?}", error.source());
         let list = "apiVersion: v1\nkind: PodList\nitems:\n- metadata: 5\n";
-        assert_eq!(
-            Manifests::default().read(list).unwrap_err().to_string(),
-            "document 1: items[0]"
-        );
+        assert_eq!(Manifests::default().read(list).unwrap_err().to_string(), "document 1: items[0]");
     }
 }

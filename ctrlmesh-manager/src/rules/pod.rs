@@ -123,8 +123,7 @@ impl Member {
     /// Its ordinal, if it is a pod of the StatefulSet `name`.
     pub fn ordinal_in(&self, name: &str) -> Option<u32> {
         let ours = self.made_by(STATEFUL_SET, name)
-            || self.owner.is_none()
-                && self.label(label::STATEFULSET_POD_NAME) == Some(&self.name.name);
+            || self.owner.is_none() && self.label(label::STATEFULSET_POD_NAME) == Some(&self.name.name);
         let digits = self.name.name.strip_prefix(name)?.strip_prefix('-')?;
         let ordinal: u32 = digits.parse().ok()?;
         (ours && ordinal.to_string() == digits).then_some(ordinal)
@@ -212,8 +211,7 @@ fn admitted(pod: &v1::Pod) -> Admitted {
     }
     let annotations = meta.annotations.as_ref();
     let annotation_value = annotations.and_then(|all| all.get(annotation::INJECTED));
-    let injected = annotation_value.is_some_and(|value| value == "true")
-        || mounts_config_map(spec, root_ca::MESH);
+    let injected = annotation_value.is_some_and(|value| value == "true") || mounts_config_map(spec, root_ca::MESH);
     if meta.uid.is_some() && (!injected || mounts_config_map(spec, root_ca::CLUSTER)) {
         return Admitted::Bypassed;
     }
@@ -235,8 +233,7 @@ pub fn trusts_both_cas(spec: &v1::PodSpec) -> bool {
     let init = spec.init_containers.iter().flatten();
     let init = init.filter(|container| container.name != sidecar::CONTAINER);
     let variables = init.chain(&spec.containers).flat_map(|one| one.env.iter().flatten());
-    let mut sources =
-        variables.filter_map(|one| one.value_from.as_ref()?.config_map_key_ref.as_ref());
+    let mut sources = variables.filter_map(|one| one.value_from.as_ref()?.config_map_key_ref.as_ref());
     let is_both = |name: &str, key: &str| name == root_ca::MESH && key == root_ca::FAIL_OPEN_KEY;
     sources.any(|source| is_both(&source.name, &source.key))
         || config_maps(spec).any(|(name, items)| items.iter().any(|item| is_both(name, &item.key)))

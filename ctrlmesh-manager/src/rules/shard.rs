@@ -15,8 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{
-    Expression, LabelSelector, Limit, ResourceSelector, Root, SelectorOperator, ShardingConfig,
-    ShardingConfigSpec,
+    Expression, LabelSelector, Limit, ResourceSelector, Root, SelectorOperator, ShardingConfig, ShardingConfigSpec,
 };
 use ctrlmesh_common::names::{self, label};
 use ctrlmesh_common::ownership::Ownership;
@@ -79,9 +78,7 @@ pub enum DivideError {
         /// Index of the resource selector.
         at: usize,
     },
-    #[error(
-        "spec.root.resourceSelector[{at}].selector: excludes everything that shard {shard:?} could own"
-    )]
+    #[error("spec.root.resourceSelector[{at}].selector: excludes everything that shard {shard:?} could own")]
     Nothing {
         /// Index of the resource selector.
         at: usize,
@@ -113,8 +110,7 @@ pub fn divide(
         (share, listed_by)
     });
     let listed_by: Vec<(Share, ListedBy)> = listed_by.collect();
-    let listed: BTreeSet<String> =
-        listed_by.iter().flat_map(|(_, listed_by)| listed_by.listed()).collect();
+    let listed: BTreeSet<String> = listed_by.iter().flat_map(|(_, listed_by)| listed_by.listed()).collect();
     if listed.len() > MAX_VALUES {
         return Err(DivideError::TooManyNamespaces { namespaces: listed.len() });
     }
@@ -126,11 +122,7 @@ pub fn divide(
 }
 
 /// Why a `root` that is valid by itself cannot be divided.
-pub fn undividable(
-    root: &ShardingConfig,
-    labelling: &Labelling,
-    namespaces: &BTreeSet<String>,
-) -> Option<Problem> {
+pub fn undividable(root: &ShardingConfig, labelling: &Labelling, namespaces: &BTreeSet<String>) -> Option<Problem> {
     let error = divide(root, labelling, namespaces).err()?;
     let field = match &error {
         DivideError::NoRoot | DivideError::Refused { .. } => return None,
@@ -199,8 +191,7 @@ impl Default for Labelling {
 /// The root's resource selectors, each with the shard's `own` requirements.
 fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, DivideError> {
     let everything = [ResourceSelector::default()];
-    let resources =
-        if rule.resource_selector.is_empty() { &everything[..] } else { &rule.resource_selector };
+    let resources = if rule.resource_selector.is_empty() { &everything[..] } else { &rule.resource_selector };
     let limits = resources.iter().enumerate().map(|(at, resources)| {
         let mut selector = resources.selector.clone().unwrap_or_default();
         selector.match_expressions.extend(own.iter().cloned());
@@ -220,16 +211,8 @@ fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, Di
 }
 
 /// A shard of slots excludes the `listed` namespaces; a shard of namespaces has no other requirement.
-fn expressions(
-    listed_by: ListedBy,
-    listed: &BTreeSet<String>,
-    labelling: &Labelling,
-) -> Vec<Expression> {
-    let expression = |key: &str, operator, values: Vec<String>| Expression {
-        key: key.to_owned(),
-        operator,
-        values,
-    };
+fn expressions(listed_by: ListedBy, listed: &BTreeSet<String>, labelling: &Labelling) -> Vec<Expression> {
+    let expression = |key: &str, operator, values: Vec<String>| Expression { key: key.to_owned(), operator, values };
     let slots = match listed_by {
         ListedBy::Slots(slots) => slots,
         ListedBy::Namespaces(names) => {
@@ -254,10 +237,7 @@ fn config(root: &ShardingConfig, share: &Share, limits: Vec<Limit>) -> ShardingC
     let root_name = root.metadata.name.clone().unwrap_or_default();
     let injected = (label::SHARDING_CONFIG_INJECTED.to_owned(), share.name.clone());
     let spec = ShardingConfigSpec {
-        selector: Some(LabelSelector {
-            match_labels: [injected].into(),
-            match_expressions: Vec::new(),
-        }),
+        selector: Some(LabelSelector { match_labels: [injected].into(), match_expressions: Vec::new() }),
         controller: root.spec.controller.clone(),
         webhook: root.spec.webhook.clone(),
         limits,
@@ -265,8 +245,7 @@ fn config(root: &ShardingConfig, share: &Share, limits: Vec<Limit>) -> ShardingC
     };
     let mut config = ShardingConfig::new(&share.name, spec);
     config.metadata.namespace.clone_from(&root.metadata.namespace);
-    config.metadata.labels =
-        Some([(label::AUTO_SHARDING_ROOT.to_owned(), root_name.clone())].into());
+    config.metadata.labels = Some([(label::AUTO_SHARDING_ROOT.to_owned(), root_name.clone())].into());
     // A root from a file has no UID that could own anything.
     config.metadata.owner_references = root.metadata.uid.clone().map(|uid| {
         vec![OwnerReference {

@@ -6,8 +6,7 @@
 use std::fmt;
 
 use ctrlmesh_common::api::{
-    self, CircuitBreaker, Expression, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
-    ShardingConfigSpec,
+    self, CircuitBreaker, Expression, FaultInjection, LabelSelector, ManagerState, ShardingConfig, ShardingConfigSpec,
 };
 use ctrlmesh_common::names;
 use ctrlmesh_common::selector::{RequirementError, Selector};
@@ -46,11 +45,7 @@ pub struct Report {
 /// Checks `config` beside the others of its namespace and the pods there (`None` if unknown).
 ///
 /// `others` may contain an earlier state of `config`.
-pub fn sharding_config(
-    config: &ShardingConfig,
-    others: &[ShardingConfig],
-    pods: Option<&[&Member]>,
-) -> Report {
+pub fn sharding_config(config: &ShardingConfig, others: &[ShardingConfig], pods: Option<&[&Member]>) -> Report {
     beside_others(config, &beside(config, others), pods)
 }
 
@@ -73,20 +68,13 @@ fn beside<'a>(config: &ShardingConfig, others: &'a [ShardingConfig]) -> Vec<&'a 
     beside.collect()
 }
 
-fn of_namespace<'a>(
-    config: &ShardingConfig,
-    others: &[&'a ShardingConfig],
-) -> Vec<&'a ShardingConfig> {
+fn of_namespace<'a>(config: &ShardingConfig, others: &[&'a ShardingConfig]) -> Vec<&'a ShardingConfig> {
     let near = others.iter().copied();
     near.filter(|other| other.metadata.namespace == config.metadata.namespace).collect()
 }
 
 /// As [`sharding_config`], if `config` is not in `others`.
-fn beside_others(
-    config: &ShardingConfig,
-    others: &[&ShardingConfig],
-    pods: Option<&[&Member]>,
-) -> Report {
+fn beside_others(config: &ShardingConfig, others: &[&ShardingConfig], pods: Option<&[&Member]>) -> Report {
     let mut report = Report::default();
     name(config, &mut report);
     spec(&config.spec, &mut report);
@@ -98,8 +86,7 @@ fn beside_others(
         if config.spec.root.is_none() {
             overlap::of_selectors(config, &others, &mut report);
         }
-        if let Some(pods) = pods.filter(|_| config.spec.root.is_none() && report.errors.is_empty())
-        {
+        if let Some(pods) = pods.filter(|_| config.spec.root.is_none() && report.errors.is_empty()) {
             overlap::of_pods(config, &others, pods, &mut report);
         }
         if report.errors.is_empty() {
@@ -146,11 +133,7 @@ pub fn served(config: &ShardingConfig, serves: &dyn Fn(&str, &str) -> bool) -> R
 
 /// Warns of resources that are not labelled, if a shard selects by one of the `keys`. `labels` takes group
 /// and plural.
-pub fn labelled(
-    config: &ShardingConfig,
-    keys: &[&str],
-    labels: &dyn Fn(&str, &str) -> bool,
-) -> Report {
+pub fn labelled(config: &ShardingConfig, keys: &[&str], labels: &dyn Fn(&str, &str) -> bool) -> Report {
     let mut report = Report::default();
     unserved::check_labelled(&config.spec, keys, labels, &mut report);
     report
@@ -163,10 +146,7 @@ pub fn change(old: &ShardingConfig, new: &ShardingConfig) -> Report {
         report.error("spec.selector", "is immutable. Delete the ShardingConfig and create another");
     }
     if old.spec.root.is_some() != new.spec.root.is_some() {
-        report.error(
-            "spec.root",
-            "can be neither added nor removed. Delete the ShardingConfig and create another",
-        );
+        report.error("spec.root", "can be neither added nor removed. Delete the ShardingConfig and create another");
     }
     report
 }
@@ -191,10 +171,7 @@ impl Report {
 fn name(config: &ShardingConfig, report: &mut Report) {
     // The API server checks the rest of the name.
     if config.metadata.name.as_ref().is_some_and(|name| name.len() > names::MAX_SHARD_BYTES) {
-        report.error(
-            "metadata.name",
-            "must be at most 63 characters, because it is the value of a label",
-        );
+        report.error("metadata.name", "must be at most 63 characters, because it is the value of a label");
     }
 }
 
@@ -251,26 +228,19 @@ fn lock(config: &ShardingConfig, report: &mut Report) {
 /// In Go's syntax, and not zero.
 fn positive_duration(field: &str, text: &str, report: &mut Report) {
     if api::parse_duration(text).is_none_or(|duration| duration.is_zero()) {
-        report.error(
-            field,
-            format!("{text:?} must be a duration greater than zero, such as 500ms, 10s or 1h30m"),
-        );
+        report.error(field, format!("{text:?} must be a duration greater than zero, such as 500ms, 10s or 1h30m"));
     }
 }
 
 fn regular_expression(field: &str, text: &str, report: &mut Report) {
     if let Err(reason) = regular_expression::compile(text) {
-        report.error(
-            field,
-            format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"),
-        );
+        report.error(field, format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"));
     }
 }
 
 fn required_selector(field: &str, selector: &LabelSelector, report: &mut Report) {
     if selector.is_empty() {
-        report
-            .error(field, "must have at least one requirement in matchLabels or matchExpressions");
+        report.error(field, "must have at least one requirement in matchLabels or matchExpressions");
     }
     parsed(field, selector, report);
 }
@@ -306,14 +276,12 @@ fn unreadable(selector: &LabelSelector, error: RequirementError) -> (String, Str
     match error {
         RequirementError::Key(error) => (part, error.to_string()),
         RequirementError::Value(error) => (part, error.to_string()),
-        RequirementError::NoValues => (
-            format!("{part}.values"),
-            "must have at least one value with the operators In and NotIn".to_owned(),
-        ),
-        RequirementError::UnwantedValues => (
-            format!("{part}.values"),
-            "must have no value with the operators Exists and DoesNotExist".to_owned(),
-        ),
+        RequirementError::NoValues => {
+            (format!("{part}.values"), "must have at least one value with the operators In and NotIn".to_owned())
+        }
+        RequirementError::UnwantedValues => {
+            (format!("{part}.values"), "must have no value with the operators Exists and DoesNotExist".to_owned())
+        }
     }
 }
 

@@ -129,8 +129,7 @@ where
     /// Decides what to write if something is new; returns whether it did.
     fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
         let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
-        let observed =
-            Observations { contacts, unlabelled, new_leader: since.elapsed() < NEW_LEADER };
+        let observed = Observations { contacts, unlabelled, new_leader: since.elapsed() < NEW_LEADER };
         let now = Instant::now();
         let needs_decision = queue.needs_decision(&plan, &observed, now);
         if needs_decision {
@@ -159,8 +158,7 @@ where
                     uid: config.metadata.uid.clone(),
                     resource_version: config.metadata.resource_version.clone(),
                 };
-                let delete =
-                    DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
+                let delete = DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
                 self.configs(config).delete(&name(config), &delete).await?;
                 info!(shard = write.object(), "shard removed, its root no longer has it");
                 Ok(())
@@ -168,16 +166,12 @@ where
             Write::Label { pod, uid, shard } => {
                 let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
                 let patch = json!({"metadata": {"uid": uid, "labels": {label::SHARDING_CONFIG_INJECTED: shard}}});
-                pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(patch))
-                    .await?;
+                pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
                 info!(%pod, shard, "pod labelled with its shard");
                 Ok(())
             }
             Write::Status { config, .. } => {
-                let params = PostParams {
-                    field_manager: Some(FIELD_MANAGER.to_owned()),
-                    ..PostParams::default()
-                };
+                let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
                 self.configs(config).replace_status(&name(config), &params, config).await?;
                 Ok(())
             }
@@ -190,8 +184,7 @@ where
         let mut config = config.clone();
         if !added.is_empty() {
             // A server-side apply leaves fields that others added.
-            let fields: serde_json::Map<_, _> =
-                added.iter().map(|field| ((*field).to_owned(), json!(null))).collect();
+            let fields: serde_json::Map<_, _> = added.iter().map(|field| ((*field).to_owned(), json!(null))).collect();
             let meta = &config.metadata;
             let observed = json!({"uid": meta.uid, "resourceVersion": meta.resource_version});
             let patch = Patch::Merge(json!({"metadata": observed, "spec": fields}));
@@ -254,11 +247,7 @@ impl Write {
     pub fn object(&self) -> String {
         match self {
             Self::Apply { config, .. } | Self::Remove { config } | Self::Status { config, .. } => {
-                format!(
-                    "{}/{}",
-                    config.metadata.namespace.as_deref().unwrap_or_default(),
-                    name(config)
-                )
+                format!("{}/{}", config.metadata.namespace.as_deref().unwrap_or_default(), name(config))
             }
             Self::Label { pod, .. } => pod.to_string(),
         }

@@ -76,8 +76,7 @@ impl Contact {
     fn is_recent(&self, last: &Time, now: Timestamp) -> bool {
         let precision = CONTACT_PRECISION.as_secs().cast_signed();
         if self.connected {
-            return last.0.as_second().div_euclid(precision)
-                == now.as_second().div_euclid(precision);
+            return last.0.as_second().div_euclid(precision) == now.as_second().div_euclid(precision);
         }
         Duration::try_from(self.at.duration_since(last.0)).is_ok_and(|age| age < CONTACT_PRECISION)
     }
@@ -128,9 +127,8 @@ pub fn of(
     let programmed = programmed(config, record.or(root_record), &all, inputs);
     let degraded = degraded(&full_name, record, &all, plan, inputs);
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
-    status.conditions = conditions
-        .map(|(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now))
-        .into();
+    status.conditions =
+        conditions.map(|(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now)).into();
     status
 }
 
@@ -145,11 +143,7 @@ fn write(record: &Record, status: &mut ShardingConfigStatus) {
     }
 }
 
-fn pod_statuses(
-    pods: &[(&Member, &Told)],
-    before: &[PodStatus],
-    inputs: StatusInputs<'_>,
-) -> Vec<PodStatus> {
+fn pod_statuses(pods: &[(&Member, &Told)], before: &[PodStatus], inputs: StatusInputs<'_>) -> Vec<PodStatus> {
     let mut by_name: BTreeMap<&str, Vec<&PodStatus>> = BTreeMap::new();
     for one in before {
         by_name.entry(&one.name).or_default().push(one);
@@ -167,9 +161,7 @@ fn pod_statuses(
         let last = before.and_then(|before| before.last_contact.clone());
         let last_contact = match (last, contact) {
             (Some(last), Some(contact)) if contact.is_recent(&last, inputs.now) => Some(last),
-            (last, contact) => {
-                contact.map(|one| Time(seconds(one.last_contact(inputs.now)))).or(last)
-            }
+            (last, contact) => contact.map(|one| Time(seconds(one.last_contact(inputs.now)))).or(last),
         };
         PodStatus {
             name: member.name.name.clone(),
@@ -183,15 +175,12 @@ fn pod_statuses(
 
 fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Finding {
     let problems = plan.compiled.troubles.iter().filter(|trouble| {
-        trouble.object.starts_with("ShardingConfig ")
-            && trouble.configs.iter().any(|config| config == full_name)
+        trouble.object.starts_with("ShardingConfig ") && trouble.configs.iter().any(|config| config == full_name)
     });
     let problems: Vec<&str> = problems.map(|trouble| trouble.message.as_str()).collect();
     let disabled = config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true));
     match problems[..] {
-        [] if disabled => {
-            finding(true, "Disabled", "the root is switched off; its shards stay as they are")
-        }
+        [] if disabled => finding(true, "Disabled", "the root is switched off; its shards stay as they are"),
         [] => finding(true, "Valid", "it is valid and complete"),
         _ => finding(false, "Invalid", problems.join("; ")),
     }
@@ -208,9 +197,7 @@ fn programmed(
         return finding(false, "Pending", "nothing new is told to any proxy");
     };
     // Not by epoch: another operator, or one created anew, may have the same number.
-    let done = |told: &Told, contact: &Contact| {
-        contact.digest != 0 && contact.digest == told.sent().digest
-    };
+    let done = |told: &Told, contact: &Contact| contact.digest != 0 && contact.digest == told.sent().digest;
     // A new leader has not heard from proxies that acknowledged long ago.
     let before = inputs.new_leader && was_programmed(config, record);
     let acknowledged = staying.iter().filter(|(member, told)| {
@@ -225,8 +212,7 @@ fn programmed(
             finding(true, "Acknowledged", message)
         }
         _ => {
-            let message =
-                format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
+            let message = format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
             finding(false, "Waiting", message)
         }
     }
@@ -255,10 +241,10 @@ fn degraded(
     if let Some(conflicts) = inputs.conflicts.get(full_name) {
         return finding(true, "Conflict", listed(conflicts, "; "));
     }
-    let selected_twice = plan.compiled.troubles.iter().find(|trouble| {
-        trouble.object.starts_with("Pod ")
-            && trouble.configs.iter().any(|config| config == full_name)
-    });
+    let selected_twice =
+        plan.compiled.troubles.iter().find(|trouble| {
+            trouble.object.starts_with("Pod ") && trouble.configs.iter().any(|config| config == full_name)
+        });
     if let Some(trouble) = selected_twice {
         let message = format!("{} {}", trouble.object, trouble.message);
         return finding(true, "PodSelectedTwice", message);
@@ -311,13 +297,7 @@ fn finding(holds: bool, reason: &'static str, message: impl Into<String>) -> Fin
     Finding { holds, reason, message: message.into() }
 }
 
-fn condition(
-    kind: &str,
-    finding: Finding,
-    config: &ShardingConfig,
-    before: &[Condition],
-    now: Timestamp,
-) -> Condition {
+fn condition(kind: &str, finding: Finding, config: &ShardingConfig, before: &[Condition], now: Timestamp) -> Condition {
     let status = if finding.holds { "True" } else { "False" };
     let same = before.iter().find(|one| one.type_ == kind && one.status == status);
     Condition {
@@ -326,8 +306,7 @@ fn condition(
         reason: finding.reason.to_owned(),
         message: finding.message,
         observed_generation: config.metadata.generation,
-        last_transition_time: same
-            .map_or_else(|| Time(seconds(now)), |same| same.last_transition_time.clone()),
+        last_transition_time: same.map_or_else(|| Time(seconds(now)), |same| same.last_transition_time.clone()),
     }
 }
 

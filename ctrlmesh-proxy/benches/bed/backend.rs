@@ -49,8 +49,7 @@ pub(crate) async fn run(address: SocketAddr, dir: &Path) {
         let acceptor = acceptor.clone();
         tokio::spawn(async move {
             let Ok(stream) = acceptor.accept(stream).await else { return };
-            let service =
-                service_fn(move |request| async move { Ok::<_, Infallible>(answer(&request)) });
+            let service = service_fn(move |request| async move { Ok::<_, Infallible>(answer(&request)) });
             let mut server = auto::Builder::new(TokioExecutor::new());
             server.http2().max_concurrent_streams(1000).initial_stream_window_size(1 << 20);
             let _broken = server.serve_connection(TokioIo::new(stream), service).await;
@@ -61,20 +60,14 @@ pub(crate) async fn run(address: SocketAddr, dir: &Path) {
 fn answer(request: &Request<Incoming>) -> Response<Body> {
     let body = match request.uri().path() {
         "/list" => list(),
-        "/api/v1/pods" if request.uri().query().is_some_and(|query| query.contains("watch")) => {
-            silence()
-        }
-        path if let Some((_, bytes)) =
-            WATCHES.iter().find(|(watch, _)| watch.starts_with(&format!("{path}?"))) =>
-        {
+        "/api/v1/pods" if request.uri().query().is_some_and(|query| query.contains("watch")) => silence(),
+        path if let Some((_, bytes)) = WATCHES.iter().find(|(watch, _)| watch.starts_with(&format!("{path}?"))) => {
             ticks(*bytes)
         }
         _ => Full::new(Bytes::from_static(&[b' '; SMALL_BYTES])).boxed_unsync(),
     };
     let mut response = Response::new(body);
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
@@ -115,8 +108,7 @@ fn ticks(bytes: usize) -> Body {
 fn silence() -> Body {
     let (mut send, body) = Channel::new(1);
     tokio::spawn(async move {
-        let event =
-            "{\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"1\"}}}\n";
+        let event = "{\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"1\"}}}\n";
         if send.send(Frame::data(Bytes::from_static(event.as_bytes()))).await.is_ok() {
             std::future::pending::<()>().await;
         }

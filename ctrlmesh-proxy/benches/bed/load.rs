@@ -29,10 +29,7 @@ impl Client {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         let name = ServerName::try_from("localhost").unwrap();
-        let stream = TlsConnector::from(pki.client_of_both(&[protocol]))
-            .connect(name, stream)
-            .await
-            .unwrap();
+        let stream = TlsConnector::from(pki.client_of_both(&[protocol])).connect(name, stream).await.unwrap();
         if version == Version::HTTP_2 {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder.initial_stream_window_size(4 << 20).initial_connection_window_size(64 << 20);
@@ -47,11 +44,8 @@ impl Client {
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Incoming {
-        let request = |uri: &str| {
-            Request::get(uri)
-                .header("authorization", "Bearer x")
-                .header("accept", "application/json")
-        };
+        let request =
+            |uri: &str| Request::get(uri).header("authorization", "Bearer x").header("accept", "application/json");
         let response = match self {
             Client::Http1(send) => {
                 send.ready().await.unwrap();
@@ -59,8 +53,7 @@ impl Client {
                 send.send_request(request).await.unwrap()
             }
             Client::Http2(send) => {
-                let request =
-                    request(&format!("https://localhost{path}")).body(Empty::new()).unwrap();
+                let request = request(&format!("https://localhost{path}")).body(Empty::new()).unwrap();
                 send.send_request(request).await.unwrap()
             }
         };
@@ -122,10 +115,7 @@ pub(crate) async fn events(mut body: Incoming, count: usize) -> Vec<f64> {
         text.extend_from_slice(frame.data_ref().unwrap());
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
-            let sent = std::str::from_utf8(&line[line.len() - 23..line.len() - 3])
-                .unwrap()
-                .parse::<u64>()
-                .unwrap();
+            let sent = std::str::from_utf8(&line[line.len() - 23..line.len() - 3]).unwrap().parse::<u64>().unwrap();
             late.push(Duration::from_nanos(now.saturating_sub(sent)).as_secs_f64() * 1e6);
         }
     }

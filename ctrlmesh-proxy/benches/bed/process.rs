@@ -60,9 +60,7 @@ impl Process {
     }
 
     fn nginx(pki: &Pki, backend: SocketAddr) -> Option<Self> {
-        let program = ["/usr/sbin/nginx", "/usr/bin/nginx"]
-            .into_iter()
-            .find(|path| Path::new(path).exists())?;
+        let program = ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists())?;
         let address = free_address();
         let dir = pki.dir.path().to_str().unwrap();
         let mut text = include_str!("../nginx.conf").to_owned();
@@ -93,12 +91,7 @@ impl Process {
         command
             .args(["sidecar", "--admin-listen", "127.0.0.1:0", "--listen", &address.to_string()])
             .args(["--max-connections", "65536"])
-            .args([
-                "--upstream",
-                &format!("https://localhost:{}", backend.port()),
-                "--mesh-ca",
-                &mesh,
-            ])
+            .args(["--upstream", &format!("https://localhost:{}", backend.port()), "--mesh-ca", &mesh])
             .arg("--upstream-ca")
             .arg(pki.path("real.crt"))
             .arg("--policy")
@@ -142,8 +135,7 @@ impl Process {
 
     fn family(&self) -> Vec<u32> {
         let own = self.child.id();
-        let children =
-            fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+        let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
         let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
         std::iter::once(own).chain(children).collect()
     }
@@ -153,10 +145,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         for pid in self.family() {
             if let Ok(pid) = i32::try_from(pid) {
-                let _gone = nix::sys::signal::kill(
-                    nix::unistd::Pid::from_raw(pid),
-                    nix::sys::signal::Signal::SIGTERM,
-                );
+                let _gone = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
             }
         }
         thread::sleep(Duration::from_millis(50));
@@ -189,8 +178,7 @@ fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
     let fields: Vec<&str> = after_name.split_whitespace().collect();
-    let field =
-        |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or_default();
+    let field = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or_default();
     field(11) + field(12)
 }
 

@@ -35,8 +35,7 @@ impl<F: Future + 'static> Executor<F> for Local {
 pub(crate) async fn run(address: SocketAddr, dir: &Path, backend: SocketAddr) {
     let listener = TcpListener::bind(address).await.unwrap();
     let acceptor = TlsAcceptor::from(pki::server_of(dir, &["h2", "http/1.1"]));
-    let [http2, http1] =
-        ["h2", "http/1.1"].map(|protocol| pki::client_of(&[dir.join("real.crt")], &[protocol]));
+    let [http2, http1] = ["h2", "http/1.1"].map(|protocol| pki::client_of(&[dir.join("real.crt")], &[protocol]));
     while let Ok((stream, _)) = listener.accept().await {
         stream.set_nodelay(true).unwrap();
         let (acceptor, http1, http2) = (acceptor.clone(), http1.clone(), http2.clone());
@@ -87,8 +86,5 @@ async fn relay1(client: Client, upstream: Upstream) {
             send.send_request(request).await
         }
     });
-    let _broken = server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .serve_connection(client, service)
-        .await;
+    let _broken = server::conn::http1::Builder::new().timer(TokioTimer::new()).serve_connection(client, service).await;
 }

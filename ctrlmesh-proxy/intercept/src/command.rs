@@ -166,8 +166,7 @@ fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
         port: to,
         fail_open,
         listener: ListenerCheck::Port,
-        heartbeat: heartbeat
-            .map(|ms| Heartbeat { number: None, max_age: Duration::from_millis(ms) }),
+        heartbeat: heartbeat.map(|ms| Heartbeat { number: None, max_age: Duration::from_millis(ms) }),
         report,
     })?;
     print(format_args!("attached {} in slot {slot}", cgroup.display()))
@@ -230,8 +229,7 @@ fn adopted(options: Options) -> Result<Option<Interceptor>, Error> {
 }
 
 fn until_stopped(task: impl Future<Output = Result<(), Error>>) -> anyhow::Result<()> {
-    let runtime =
-        runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(task).map_err(Error::into)
 }
 

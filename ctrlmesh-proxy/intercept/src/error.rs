@@ -18,9 +18,7 @@ use crate::target::Target;
 /// Why interception failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(
-        "this binary holds no kernel programs: run `cargo xtask build-ebpf` and build it again"
-    )]
+    #[error("this binary holds no kernel programs: run `cargo xtask build-ebpf` and build it again")]
     NoObject,
     #[error(
         "find cgroup2: no such file system is mounted (boot with `systemd.unified_cgroup_hierarchy=1`, or mount it beside v1)"
@@ -79,9 +77,7 @@ pub enum Error {
          everybody's)"
     )]
     Others { cgroup: PathBuf, owner: String },
-    #[error(
-        "connections of {cgroup} pass: {pod}, attached by `{owner}`, excepts it (attach that without it first)"
-    )]
+    #[error("connections of {cgroup} pass: {pod}, attached by `{owner}`, excepts it (attach that without it first)")]
     Excepted { cgroup: PathBuf, pod: PathBuf, owner: String },
     #[error(
         "attach at {cgroup}: another program holds this cgroup or one above it exclusively (`bpftool cgroup tree` shows it)"
@@ -115,9 +111,7 @@ pub enum Error {
     Reserved(Target),
     #[error("no process of {cgroup} is in network namespace {inode}")]
     NoSuchNamespace { inode: u64, cgroup: PathBuf },
-    #[error(
-        "processes of {0} are in another PID namespace than this one (in a pod, `hostPID: true` shows them)"
-    )]
+    #[error("processes of {0} are in another PID namespace than this one (in a pod, `hostPID: true` shows them)")]
     OtherPids(PathBuf),
     #[error(
         "this process is in {0}, which is intercepted: its own connections would come back to it (start it elsewhere, or attach with `--except`)"
@@ -174,10 +168,7 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn file(
-        doing: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { doing, path, source }
     }

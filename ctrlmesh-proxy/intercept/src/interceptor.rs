@@ -126,8 +126,7 @@ impl Interceptor {
                 Ok(slot) => slot,
                 Err(error) if !beyond.is_empty() || pod.fail_open => return Err(error),
                 Err(error) => {
-                    let slot =
-                        self.register.pins.claim_without_slot(&cgroup, &self.register.owner)?;
+                    let slot = self.register.pins.claim_without_slot(&cgroup, &self.register.owner)?;
                     self.close(slot, &cgroup)?;
                     return Err(error);
                 }
@@ -188,8 +187,7 @@ impl Interceptor {
             self.forget(*slot)?;
         }
         let members = self.register.maps.members.iter();
-        let members: Vec<(u64, Member)> =
-            members.collect::<Result<_, _>>().map_err(Error::map("MEMBERS"))?;
+        let members: Vec<(u64, Member)> = members.collect::<Result<_, _>>().map_err(Error::map("MEMBERS"))?;
         for (id, member) in members {
             let slot = Slot::new(member.slot());
             if !live.contains(&slot) {
@@ -251,13 +249,7 @@ impl Interceptor {
 
     /// Enrols and attaches the pod of a slot. What fails leaves an attached pod attached, a closed one closed, and of
     /// another nothing, unless it fails closed and a table is full.
-    fn settle(
-        &mut self,
-        slot: Slot,
-        cgroup: &Cgroup,
-        pod: &Attach,
-        known: Option<&Record>,
-    ) -> Result<Slot, Error> {
+    fn settle(&mut self, slot: Slot, cgroup: &Cgroup, pod: &Attach, known: Option<&Record>) -> Result<Slot, Error> {
         let state = known.map_or(State::Claimed, |record| record.state);
         let whole = match known {
             Some(record) => self.has_these(record)?,

@@ -141,9 +141,8 @@ impl Pins {
     /// Whether anything was ever pinned here, for its owner alone. Not while the first loader is at it.
     pub(crate) fn exist(&self) -> Result<bool, Error> {
         // Before it is known that anything is there: a folder that goes now is none.
-        let trusted = permissions::ensure_private_above(&self.root).and_then(|()| {
-            self.folders().iter().try_for_each(|folder| permissions::ensure_private(folder))
-        });
+        let trusted = permissions::ensure_private_above(&self.root)
+            .and_then(|()| self.folders().iter().try_for_each(|folder| permissions::ensure_private(folder)));
         for path in MAPS.map(|name| self.map(name)) {
             if !path.try_exists().map_err(|error| refused("look for", &path, error))? {
                 return Ok(false);
@@ -258,8 +257,7 @@ impl Pins {
         match self.root.parent().filter(|parent| parent.ends_with("ctrlmesh")).map(fs::remove_dir) {
             // Another version is there, or whoever removed that was quicker.
             Some(Err(error))
-                if error.kind() != io::ErrorKind::DirectoryNotEmpty
-                    && error.kind() != io::ErrorKind::NotFound =>
+                if error.kind() != io::ErrorKind::DirectoryNotEmpty && error.kind() != io::ErrorKind::NotFound =>
             {
                 Err(Error::file("remove", &self.root)(error))
             }
@@ -282,10 +280,7 @@ impl Pins {
     pub(crate) fn slots(&self) -> Result<Vec<Slot>, Error> {
         let folder = self.pods();
         let entries = fs::read_dir(&folder).map_err(Error::file("read", &folder))?;
-        Ok(entries
-            .flatten()
-            .filter_map(|entry| Some(Slot::new(entry.file_name().to_str()?.parse().ok()?)))
-            .collect())
+        Ok(entries.flatten().filter_map(|entry| Some(Slot::new(entry.file_name().to_str()?.parse().ok()?))).collect())
     }
 
     /// Where the search for a free slot goes on.
@@ -331,9 +326,7 @@ fn errno(error: io::Error) -> Errno {
 /// Removes a file, if it is there.
 pub(crate) fn forget(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::file("remove", path)(error))
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", path)(error)),
         _ => Ok(()),
     }
 }

@@ -96,20 +96,12 @@ impl Target {
 
     /// The key in the kernel's table and the length of its prefix in bits.
     pub(crate) fn key(self, table: u16) -> (u32, TargetKey) {
-        (
-            kernel::prefix_bits(self.host_bits),
-            TargetKey { table, port: self.port.to_be(), address: self.address },
-        )
+        (kernel::prefix_bits(self.host_bits), TargetKey { table, port: self.port.to_be(), address: self.address })
     }
 
     /// The entry that explains the kernel's index.
     pub(crate) fn destination(self) -> Destination {
-        Destination {
-            address: self.address,
-            port: self.port.to_be(),
-            host_bits: self.host_bits,
-            retired: 0,
-        }
+        Destination { address: self.address, port: self.port.to_be(), host_bits: self.host_bits, retired: 0 }
     }
 
     /// Bits of the address that are open.
@@ -166,11 +158,7 @@ impl fmt::Display for Target {
             return write!(f, "{}", SocketAddr::new(ip, self.port));
         }
         let length = width(ip) - self.host_bits;
-        if ip.is_ipv6() {
-            write!(f, "[{ip}/{length}]:{}", self.port)
-        } else {
-            write!(f, "{ip}/{length}:{}", self.port)
-        }
+        if ip.is_ipv6() { write!(f, "[{ip}/{length}]:{}", self.port) } else { write!(f, "{ip}/{length}:{}", self.port) }
     }
 }
 
@@ -190,9 +178,7 @@ fn width(ip: IpAddr) -> u8 {
 fn host_bits(text: &str, ip: IpAddr, length: Option<u8>) -> Result<u8, InvalidTarget> {
     let most = width(ip);
     let length = length.unwrap_or(most);
-    let host_bits = most
-        .checked_sub(length)
-        .ok_or_else(|| InvalidTarget::TooLong { text: text.to_owned(), most })?;
+    let host_bits = most.checked_sub(length).ok_or_else(|| InvalidTarget::TooLong { text: text.to_owned(), most })?;
     if host_bits > MAX_HOST_BITS {
         return Err(InvalidTarget::TooWide { text: text.to_owned(), least: most - MAX_HOST_BITS });
     }
@@ -205,13 +191,7 @@ mod tests {
 
     #[test]
     fn every_form_prints_as_it_was_read() {
-        for text in [
-            "10.96.0.1:443",
-            "[fd00::1]:443",
-            "10.96.0.0/12:443",
-            "10.64.0.0/10:1",
-            "[fd00::/108]:6443",
-        ] {
+        for text in ["10.96.0.1:443", "[fd00::1]:443", "10.96.0.0/12:443", "10.64.0.0/10:1", "[fd00::/108]:6443"] {
             assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
         }
     }
@@ -224,8 +204,7 @@ mod tests {
         let both = told.and(&more.map(|one| one.parse().unwrap()));
         assert_eq!(both.list, list(&["10.96.0.1:443", "192.0.2.1:6443"]) as Vec<Target>);
         assert_eq!(both.and(&[]), both);
-        let many: Vec<SocketAddr> =
-            (1..=300).map(|port| SocketAddr::from(([192, 0, 2, 1], port))).collect();
+        let many: Vec<SocketAddr> = (1..=300).map(|port| SocketAddr::from(([192, 0, 2, 1], port))).collect();
         assert_eq!(told.and(&many).list.len(), MOST);
     }
 
@@ -291,21 +270,9 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Target>(), Err(InvalidTarget::Syntax(text.to_owned())));
         }
-        assert_eq!(
-            "10.0.0.1:0".parse::<Target>(),
-            Err(InvalidTarget::Port("10.0.0.1:0".to_owned()))
-        );
-        assert!(matches!(
-            "10.0.0.0/33:1".parse::<Target>(),
-            Err(InvalidTarget::TooLong { most: 32, .. })
-        ));
-        assert!(matches!(
-            "10.0.0.0/9:1".parse::<Target>(),
-            Err(InvalidTarget::TooWide { least: 10, .. })
-        ));
-        assert!(matches!(
-            "[fd00::/64]:1".parse::<Target>(),
-            Err(InvalidTarget::TooWide { least: 106, .. })
-        ));
+        assert_eq!("10.0.0.1:0".parse::<Target>(), Err(InvalidTarget::Port("10.0.0.1:0".to_owned())));
+        assert!(matches!("10.0.0.0/33:1".parse::<Target>(), Err(InvalidTarget::TooLong { most: 32, .. })));
+        assert!(matches!("10.0.0.0/9:1".parse::<Target>(), Err(InvalidTarget::TooWide { least: 10, .. })));
+        assert!(matches!("[fd00::/64]:1".parse::<Target>(), Err(InvalidTarget::TooWide { least: 106, .. })));
     }
 }

@@ -40,9 +40,7 @@ pub enum Refusal {
     /// The method is none that the API server knows for a resource, and the resource is limited.
     #[error("the method is not one that a resource of the API server has")]
     Method,
-    #[error(
-        "the resource version {asked} is from before {changed_at}, when this pod's share of the resource changed"
-    )]
+    #[error("the resource version {asked} is from before {changed_at}, when this pod's share of the resource changed")]
     Expired { asked: u64, changed_at: u64 },
     #[error(
         "the continue token does not say of which version it is, and this pod's share of the resource changed at {changed_at}"
@@ -50,13 +48,9 @@ pub enum Refusal {
     UnknownContinue { changed_at: u64 },
     #[error("the name {name:?} is kept for the leader-election locks of shards")]
     ReservedName { name: String },
-    #[error(
-        "the field selector names the leader-election lock, but no namespace: name the namespace in the path"
-    )]
+    #[error("the field selector names the leader-election lock, but no namespace: name the namespace in the path")]
     LockAcrossNamespaces,
-    #[error(
-        "deleting this collection would delete the leader-election locks of other shards: name the object"
-    )]
+    #[error("deleting this collection would delete the leader-election locks of other shards: name the object")]
     LockCollection,
 }
 
@@ -65,9 +59,9 @@ impl Decision {
     /// are counted as that one is.
     pub fn dated(&self) -> Option<u64> {
         match self {
-            Self::Refuse(
-                Refusal::Expired { changed_at, .. } | Refusal::UnknownContinue { changed_at },
-            ) => Some(*changed_at),
+            Self::Refuse(Refusal::Expired { changed_at, .. } | Refusal::UnknownContinue { changed_at }) => {
+                Some(*changed_at)
+            }
             Self::Rewrite(plan) => plan.not_older_than.map(|it| it.version),
             Self::Pass | Self::Refuse(_) => None,
         }
@@ -97,20 +91,13 @@ fn decided(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) ->
     }
 }
 
-fn plan(
-    policy: &Policy,
-    request: &RequestInfo<'_>,
-    changed_at: ChangedAt,
-) -> Result<Plan, Refusal> {
+fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Result<Plan, Refusal> {
     ambiguous::check(request)?;
     if !request.is_resource_request() {
         return Ok(Plan::default());
     }
-    let changed_at = if request.is_collection() {
-        changed_at(policy, request.api_group(), request.resource())
-    } else {
-        None
-    };
+    let changed_at =
+        if request.is_collection() { changed_at(policy, request.api_group(), request.resource()) } else { None };
     let selector = shard::selector(policy, request, changed_at)?;
     let not_older_than = changed_at.and_then(|at| shard::not_older_than(at, request));
     // Ours would be a pair too many, and the server would read none of them. The version's are two.

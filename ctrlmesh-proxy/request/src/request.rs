@@ -190,19 +190,14 @@ impl<'a> RequestInfo<'a> {
     pub fn is_paged(&self) -> bool {
         let query = self.query();
         let number = |key| query.text(key).and_then(|text| text.parse::<u64>().ok());
-        self.verb == "list"
-            && number("limit").is_some_and(|limit| limit > 0)
-            && number("resourceVersion") != Some(0)
+        self.verb == "list" && number("limit").is_some_and(|limit| limit > 0) && number("resourceVersion") != Some(0)
     }
 
     /// Whether the server lets it last for ever.
     pub fn is_long_running(&self) -> bool {
         self.resource_request
             && (matches!(&*self.verb, "watch" | "proxy")
-                || matches!(
-                    self.subresource(),
-                    "attach" | "exec" | "proxy" | "log" | "portforward"
-                ))
+                || matches!(self.subresource(), "attach" | "exec" | "proxy" | "log" | "portforward"))
     }
 
     fn read_path(&mut self) -> Result<(), TargetError> {
@@ -311,11 +306,7 @@ impl<'p> Segments<'p> {
     /// Takes the next segment; empty where none is left.
     fn next(&mut self) -> Range<usize> {
         let segment = self.peek();
-        self.rest = self
-            .rest
-            .take()
-            .filter(|rest| segment.end < rest.end)
-            .map(|rest| segment.end + 1..rest.end);
+        self.rest = self.rest.take().filter(|rest| segment.end < rest.end).map(|rest| segment.end + 1..rest.end);
         segment
     }
 }

@@ -27,11 +27,7 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
             path = Cow::Owned(selector::renamed_path(request, &lock.rename.on_server));
         }
         if lock.in_fields {
-            query = Cow::Owned(selector::renamed_fields(
-                &query,
-                &lock.rename.lock.name,
-                &lock.rename.on_server,
-            ));
+            query = Cow::Owned(selector::renamed_fields(&query, &lock.rename.lock.name, &lock.rename.on_server));
         }
     }
     if let Some(not_older_than) = plan.not_older_than {

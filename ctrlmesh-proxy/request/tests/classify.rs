@@ -21,8 +21,8 @@ const LINES: usize = 120_000;
 const SEED: u64 = 20_261_121;
 
 const METHODS: [&str; 14] = [
-    "GET", "GET", "GET", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT",
-    "get", "Delete", "W@TCH",
+    "GET", "GET", "GET", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "get", "Delete",
+    "W@TCH",
 ];
 
 const SEGMENTS: [&str; 47] = [
@@ -205,11 +205,7 @@ fn segment_path(random: &mut Random) -> String {
     let mut path = start.to_owned();
     for _ in 0..random.below(6) {
         path.push('/');
-        path.push_str(if random.one_in(3) {
-            random.of(&SEGMENTS)
-        } else {
-            random.of(&SEGMENTS[..18])
-        });
+        path.push_str(if random.one_in(3) { random.of(&SEGMENTS) } else { random.of(&SEGMENTS[..18]) });
     }
     path
 }
@@ -218,11 +214,7 @@ fn query(random: &mut Random) -> String {
     let pairs = random.below(5);
     let mut query = String::new();
     for at in 0..pairs {
-        query.push_str(if at == 0 {
-            "?"
-        } else {
-            random.of(&["&", "&", "&", "&", ";", "&&", "?"])
-        });
+        query.push_str(if at == 0 { "?" } else { random.of(&["&", "&", "&", "&", ";", "&&", "?"]) });
         query.push_str(random.of(&KEYS));
         if !random.one_in(6) {
             query.push('=');
@@ -253,12 +245,7 @@ fn line(random: &mut Random) -> Vec<u8> {
 fn built_reference() -> PathBuf {
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../xtask/control-plane");
     let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join("requestinfo");
-    let built = Command::new("go")
-        .args(["build", "-o"])
-        .arg(&binary)
-        .arg("./requestinfo")
-        .current_dir(module)
-        .status();
+    let built = Command::new("go").args(["build", "-o"]).arg(&binary).arg("./requestinfo").current_dir(module).status();
     assert!(built.expect("Go is needed to build the API server's own code").success());
     binary
 }

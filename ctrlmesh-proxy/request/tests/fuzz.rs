@@ -91,8 +91,7 @@ fn full_query(pairs: usize) -> Vec<u8> {
 /// Bytes of the API server, and lines.
 fn corpus() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
-    let mut files: Vec<_> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let recorded = files.iter().map(|file| fs::read(file).unwrap());
     let lines = LINES.iter().map(|line| line.as_bytes().to_vec());

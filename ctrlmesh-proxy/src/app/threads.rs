@@ -59,15 +59,11 @@ impl Parts {
 
     /// One serving thread, until no more connections come.
     fn serve(self, mut connections: UnboundedReceiver<Accepted>) {
-        let runtime =
-            Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+        let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
         let runtime = match runtime {
             Ok(runtime) => runtime,
             Err(error) => {
-                return warn!(
-                    error = &error as &dyn std::error::Error,
-                    "a serving thread cannot start"
-                );
+                return warn!(error = &error as &dyn std::error::Error, "a serving thread cannot start");
             }
         };
         let drain = self.drain.for_thread();

@@ -16,12 +16,7 @@ pub struct ManagerArgs {
     pub manager: Option<Address>,
     /// Where the manager is connected to first, before where its name leads: what Kubernetes tells pods of its Service
     /// when they start. A variable `$(NAME)`, which Kubernetes leaves as it is where there is no Service, says nothing.
-    #[arg(
-        long,
-        env = "CTRLMESH_PROXY_MANAGER_ADDRESS",
-        value_name = "ADDRESS",
-        requires = "manager"
-    )]
+    #[arg(long, env = "CTRLMESH_PROXY_MANAGER_ADDRESS", value_name = "ADDRESS", requires = "manager")]
     pub manager_address: Option<ServiceAddress>,
     /// The CA that the manager's certificate is verified against; read for each connection.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER_CA", value_name = "FILE")]

@@ -222,8 +222,7 @@ mod tests {
             let text: String = all.iter().map(|one| one.pem()).collect();
             fs::write(&manager.ca, text).unwrap();
         };
-        let signed =
-            SignedCertificate::new(manager.clone(), vec!["a".to_owned()], Drain::default());
+        let signed = SignedCertificate::new(manager.clone(), vec!["a".to_owned()], Drain::default());
         let [(key, leaf), (_, first), (_, second)] = [(); 3].map(|()| certificate());
         trust(&[&first]);
         assert!(!signed.is_good_for(THIRDS), "there is none");
@@ -248,8 +247,7 @@ mod tests {
         let hours = Duration::from_hours;
         let later = {
             let (mut params, now) = (CertificateParams::default(), SystemTime::now());
-            (params.not_before, params.not_after) =
-                ((now + hours(1)).into(), (now + hours(25)).into());
+            (params.not_before, params.not_after) = ((now + hours(1)).into(), (now + hours(25)).into());
             params.self_signed(&key).unwrap()
         };
         signed.keep(&key, &[later.der().clone()], &under).unwrap();

@@ -66,8 +66,7 @@ mod tests {
 
     #[test]
     fn a_time_falls_into_the_first_bucket_that_holds_it() {
-        let ends =
-            [(0, 0), (1, 0), (4_000, 0), (4_001, 1), (8_000, 1), (8_001, 2), (65_536_000, 14)];
+        let ends = [(0, 0), (1, 0), (4_000, 0), (4_001, 1), (8_000, 1), (8_001, 2), (65_536_000, 14)];
         for (nanoseconds, expected) in ends {
             assert_eq!(bucket(nanoseconds), expected, "{nanoseconds}");
         }

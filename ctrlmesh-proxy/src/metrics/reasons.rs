@@ -1,19 +1,8 @@
 //! The label values of requests and failures.
 
 /// Kubernetes' verbs; every other is counted as `other`.
-pub(super) const VERBS: [&str; 11] = [
-    "get",
-    "list",
-    "watch",
-    "create",
-    "update",
-    "patch",
-    "delete",
-    "deletecollection",
-    "post",
-    "connect",
-    "other",
-];
+pub(super) const VERBS: [&str; 11] =
+    ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "post", "connect", "other"];
 
 /// An index into `VERBS`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -112,11 +112,7 @@ impl ServingThread {
 }
 
 impl ConnectionGuard {
-    fn new(
-        thread: &ServingThread,
-        budget: Arc<MemoryBudget>,
-        pod: Option<PodConnectionGuard>,
-    ) -> Self {
+    fn new(thread: &ServingThread, budget: Arc<MemoryBudget>, pod: Option<PodConnectionGuard>) -> Self {
         thread.open.fetch_add(1, Ordering::Relaxed);
         Self { thread: thread.open.clone(), budget, _pod: pod }
     }
@@ -142,9 +138,7 @@ impl PodLimits {
     /// `None` where the pod has all the connections that it may have.
     fn admit(&self, slot: PodSlot) -> Option<(PodConnectionGuard, Arc<MemoryBudget>)> {
         let mut all = lock(&self.pods);
-        let pod = all
-            .entry(slot)
-            .or_insert_with(|| PodUsage { connections: 0, budget: self.budget.for_pod() });
+        let pod = all.entry(slot).or_insert_with(|| PodUsage { connections: 0, budget: self.budget.for_pod() });
         if pod.connections >= self.max_connections {
             return None;
         }
@@ -202,15 +196,12 @@ impl Acceptor {
         origin: &impl Fn(SocketAddr, SocketAddr) -> Option<Origin>,
     ) {
         self.metrics.accepted.inc();
-        let open: usize =
-            self.threads.iter().map(|thread| thread.open.load(Ordering::Relaxed)).sum();
+        let open: usize = self.threads.iter().map(|thread| thread.open.load(Ordering::Relaxed)).sum();
         if open >= self.max_connections {
             self.metrics.client_error(ClientError::TooMany);
             return;
         }
-        let Some(thread) =
-            self.threads.iter().min_by_key(|thread| thread.open.load(Ordering::Relaxed))
-        else {
+        let Some(thread) = self.threads.iter().min_by_key(|thread| thread.open.load(Ordering::Relaxed)) else {
             return;
         };
         let Some(origin) = stream.local_addr().ok().and_then(|own| origin(own, client)) else {
@@ -285,10 +276,7 @@ mod tests {
         let mut refused = TcpStream::connect(one).await.unwrap();
         assert_eq!(refused.read(&mut [0]).await.unwrap_or_default(), 0);
         let page = acceptor.metrics.render().unwrap();
-        assert!(
-            page.contains("ctrlmesh_proxy_client_errors_total{reason=\"too_many\"} 1"),
-            "{page}"
-        );
+        assert!(page.contains("ctrlmesh_proxy_client_errors_total{reason=\"too_many\"} 1"), "{page}");
         // The connections of one pod share a budget; the other pod has its own.
         let reserve = |number: usize| held[number].1.guard.budget().reserve(8 << 20);
         let (first, other) = (reserve(0), reserve(2));

@@ -133,10 +133,7 @@ impl Body for Relay {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.get_mut() {
             Relay::Empty => Poll::Ready(None),
             Relay::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
@@ -159,9 +156,7 @@ impl Body for Relay {
     fn size_hint(&self) -> SizeHint {
         match self {
             Relay::Empty => SizeHint::with_exact(0),
-            Relay::Full(bytes) => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
+            Relay::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Relay::Http1(body, _) => body.size_hint(),
             Relay::Expected(body) => body.body.size_hint(),
             Relay::Http2(_) => SizeHint::default(),
@@ -190,14 +185,9 @@ impl Drop for StreamPermit {
 }
 
 impl ExpectContinue {
-    fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Some(waiting) = &mut self.waiting {
-            if waiting.continued.as_mut().poll(cx).is_pending()
-                && waiting.timeout.as_mut().poll(cx).is_pending()
-            {
+            if waiting.continued.as_mut().poll(cx).is_pending() && waiting.timeout.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
             self.waiting = None;
@@ -207,19 +197,14 @@ impl ExpectContinue {
 }
 
 impl Http2 {
-    fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         // From here on the body is read as it comes.
         self.reservation = None;
         if !self.data_ended {
             match ready!(self.stream.poll_data(cx)) {
                 Some(Ok(bytes)) => {
                     let room = self.stream.flow_control().release_capacity(bytes.len());
-                    return Poll::Ready(Some(
-                        room.map(|()| Frame::data(bytes)).map_err(BodyError::Http2),
-                    ));
+                    return Poll::Ready(Some(room.map(|()| Frame::data(bytes)).map_err(BodyError::Http2)));
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(BodyError::Http2(error)))),
                 None => self.data_ended = true,
@@ -254,11 +239,7 @@ impl BodyError {
 ///
 /// # Errors
 /// The body broke off or exceeded the budget, and the stream is reset; or the receiver is gone.
-pub async fn pipe<B>(
-    body: B,
-    send: &mut SendStream<CountedBytes>,
-    unread: &Rc<UnreadBytes>,
-) -> Result<(), PipeError>
+pub async fn pipe<B>(body: B, send: &mut SendStream<CountedBytes>, unread: &Rc<UnreadBytes>) -> Result<(), PipeError>
 where
     B: Body<Data = Bytes, Error = BodyError> + Unpin,
 {
@@ -269,11 +250,7 @@ where
     passed
 }
 
-async fn pass<B>(
-    mut body: B,
-    send: &mut SendStream<CountedBytes>,
-    unread: &Rc<UnreadBytes>,
-) -> Result<(), PipeError>
+async fn pass<B>(mut body: B, send: &mut SendStream<CountedBytes>, unread: &Rc<UnreadBytes>) -> Result<(), PipeError>
 where
     B: Body<Data = Bytes, Error = BodyError> + Unpin,
 {
@@ -307,9 +284,7 @@ where
 {
     poll_fn(move |cx| {
         if let Poll::Ready(reset) = send.poll_reset(cx) {
-            return Poll::Ready(Err(PipeError::Write(
-                reset.map_or_else(|error| error, h2::Error::from),
-            )));
+            return Poll::Ready(Err(PipeError::Write(reset.map_or_else(|error| error, h2::Error::from))));
         }
         match ready!(Pin::new(&mut *body).poll_frame(cx)) {
             Some(Ok(frame)) => Poll::Ready(Ok(Some(frame))),
@@ -345,19 +320,14 @@ async fn send_data(
 }
 
 /// The bytes that the receiver takes now; pending while that is zero.
-fn poll_capacity(
-    send: &mut SendStream<CountedBytes>,
-    cx: &mut Context<'_>,
-) -> Poll<Result<usize, PipeError>> {
+fn poll_capacity(send: &mut SendStream<CountedBytes>, cx: &mut Context<'_>) -> Poll<Result<usize, PipeError>> {
     loop {
         let room = send.capacity();
         if room > 0 {
             return Poll::Ready(Ok(room));
         }
         if let Poll::Ready(reset) = send.poll_reset(cx) {
-            return Poll::Ready(Err(PipeError::Write(
-                reset.map_or_else(|error| error, h2::Error::from),
-            )));
+            return Poll::Ready(Err(PipeError::Write(reset.map_or_else(|error| error, h2::Error::from))));
         }
         match ready!(send.poll_capacity(cx)) {
             Some(Ok(_)) => {}

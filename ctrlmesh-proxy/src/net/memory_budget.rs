@@ -44,9 +44,7 @@ pub struct Reservation {
 pub struct MemoryLimit(pub u64);
 
 #[derive(Debug, Error)]
-#[error(
-    "`{seen}` is no amount of memory: give bytes, or a number with Ki, Mi or Gi behind it; at least 16Mi"
-)]
+#[error("`{seen}` is no amount of memory: give bytes, or a number with Ki, Mi or Gi behind it; at least 16Mi")]
 pub struct MemoryLimitError {
     seen: String,
 }

@@ -52,10 +52,7 @@ pub enum TlsError {
 }
 
 /// TLS towards operators; `protocols` are offered by ALPN.
-pub fn server(
-    certificates: Arc<dyn ResolvesServerCert>,
-    protocols: &[&[u8]],
-) -> Result<ServerConfig, rustls::Error> {
+pub fn server(certificates: Arc<dyn ResolvesServerCert>, protocols: &[&[u8]]) -> Result<ServerConfig, rustls::Error> {
     server_for(WebPkiClientVerifier::no_client_auth(), certificates, protocols)
 }
 

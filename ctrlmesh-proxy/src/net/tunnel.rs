@@ -28,8 +28,7 @@ where
     B: AsyncRead + AsyncWrite + Unpin,
 {
     let (one, other) = (&mut client, &mut upstream);
-    let copied =
-        tokio::io::copy_bidirectional_with_sizes(one, other, BUFFER_BYTES, BUFFER_BYTES).await;
+    let copied = tokio::io::copy_bidirectional_with_sizes(one, other, BUFFER_BYTES, BUFFER_BYTES).await;
     if copied.is_err() {
         // The peer that is still there gets what was written before the other broke: connections buffer their writes.
         let _flushed = tokio::join!(client.shutdown(), upstream.shutdown());

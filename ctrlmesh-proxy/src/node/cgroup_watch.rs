@@ -58,8 +58,7 @@ impl CgroupWatch {
         if self.is_blind() && self.events.is_some() {
             let mut level = vec![self.mount.clone()];
             for _ in 0..DEPTH {
-                let folders: Vec<PathBuf> =
-                    level.iter().flat_map(|folder| folders(folder)).collect();
+                let folders: Vec<PathBuf> = level.iter().flat_map(|folder| folders(folder)).collect();
                 let (kubelets, others) = folders.into_iter().partition(|path| is_kubelets(path));
                 let kubelets: Vec<PathBuf> = kubelets;
                 for folder in kubelets {
@@ -128,9 +127,7 @@ impl KernelEvents {
         let inotify = Arc::new(Inotify::init(InitFlags::IN_CLOEXEC)?);
         let (sender, queue) = mpsc::unbounded_channel();
         let reading = inotify.clone();
-        thread::Builder::new()
-            .name("cgroup_watch".to_owned())
-            .spawn(move || read(&reading, &sender))?;
+        thread::Builder::new().name("cgroup_watch".to_owned()).spawn(move || read(&reading, &sender))?;
         Ok(Self { inotify, queue })
     }
 }
@@ -187,9 +184,7 @@ mod tests {
     const UID: &str = "4b2f7a1e-93c1-4f6e-9d61-0f4b6f1f2a3b";
 
     async fn next_change(cgroup_watch: &mut CgroupWatch) {
-        time::timeout(Duration::from_secs(30), cgroup_watch.wait_for_change())
-            .await
-            .expect("an event");
+        time::timeout(Duration::from_secs(30), cgroup_watch.wait_for_change()).await.expect("an event");
     }
 
     async fn is_seen(class: &str, pod: &str, container: &str) {
@@ -203,16 +198,10 @@ mod tests {
         let pod = class.join(pod);
         fs::create_dir_all(pod.join(container)).unwrap();
         next_change(&mut cgroup_watch).await;
-        assert!(
-            cgroup_watch.folders.values().any(|folder| *folder == pod),
-            "{:?}",
-            cgroup_watch.folders
-        );
+        assert!(cgroup_watch.folders.values().any(|folder| *folder == pod), "{:?}", cgroup_watch.folders);
         fs::create_dir(pod.join("another")).unwrap();
         next_change(&mut cgroup_watch).await;
-        assert!(
-            cgroup_watch.folders.values().all(|folder| !folder.starts_with(pod.join(container)))
-        );
+        assert!(cgroup_watch.folders.values().all(|folder| !folder.starts_with(pod.join(container))));
         let watched = cgroup_watch.folders.len();
         fs::remove_dir(pod.join("another")).unwrap();
         fs::remove_dir(pod.join(container)).unwrap();
@@ -230,12 +219,7 @@ mod tests {
         let class = "kubepods.slice/kubepods-burstable.slice";
         is_seen(class, &pod, "cri-containerd-7c1f0e9d.scope").await;
         is_seen("kubepods.slice", &format!("kubepods-pod{uid}.slice"), "crio-7c1f0e9d.scope").await;
-        is_seen(
-            "a/kubelet.slice/kubelet-kubepods.slice",
-            &format!("kubelet-kubepods-pod{uid}.slice"),
-            "x.scope",
-        )
-        .await;
+        is_seen("a/kubelet.slice/kubelet-kubepods.slice", &format!("kubelet-kubepods-pod{uid}.slice"), "x.scope").await;
     }
 
     #[tokio::test]

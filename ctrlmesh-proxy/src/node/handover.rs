@@ -171,16 +171,10 @@ impl ServingLock {
         }
     }
 
-    async fn send_all(
-        &self,
-        successor: &Link,
-        listeners: Vec<InheritedListener>,
-    ) -> io::Result<()> {
+    async fn send_all(&self, successor: &Link, listeners: Vec<InheritedListener>) -> io::Result<()> {
         let serving_lock = Message::Lock { version: VERSION };
         successor.send(&serving_lock, &[self.lock.as_fd(), self.handover_socket.as_fd()]).await?;
-        for InheritedListener { network: NetworkId { device, inode }, port, slots, listener } in
-            listeners
-        {
+        for InheritedListener { network: NetworkId { device, inode }, port, slots, listener } in listeners {
             let slots = slots.iter().map(|slot| slot.get()).collect();
             let message = Message::Listener { device, inode, port, slots };
             successor.send(&message, &[listener.as_fd()]).await?;
@@ -222,8 +216,7 @@ impl Predecessor {
     pub(super) async fn accept(self) -> io::Result<(ServingLock, Vec<InheritedListener>, Link)> {
         let Self { link, serving_lock, listeners } = self;
         let (lock, handover_socket) = serving_lock.ok_or(io::ErrorKind::InvalidData)?;
-        let serving_lock =
-            ServingLock { lock, handover_socket: unix_listener(handover_socket)?, successor: None };
+        let serving_lock = ServingLock { lock, handover_socket: unix_listener(handover_socket)?, successor: None };
         link.send(&Message::Taken, &[]).await?;
         Ok((serving_lock, listeners, link))
     }
@@ -316,12 +309,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let network = NetworkId { device: 1, inode: u64::from(port) };
-        InheritedListener {
-            network,
-            port,
-            slots: slots.iter().copied().map(Slot::new).collect(),
-            listener,
-        }
+        InheritedListener { network, port, slots: slots.iter().copied().map(Slot::new).collect(), listener }
     }
 
     #[tokio::test]

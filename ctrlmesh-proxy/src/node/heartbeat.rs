@@ -42,10 +42,7 @@ struct State {
 
 impl HeartbeatThread {
     /// Starts the thread, without pods.
-    pub(super) fn begin(
-        mut beats: ctrlmesh_intercept::HeartbeatWriter,
-        drain: &Drain,
-    ) -> io::Result<Self> {
+    pub(super) fn begin(mut beats: ctrlmesh_intercept::HeartbeatWriter, drain: &Drain) -> io::Result<Self> {
         let state = State { slots: BTreeSet::new(), last_run: Instant::now(), over: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), ended: Condvar::new() });
         let beating = shared.clone();

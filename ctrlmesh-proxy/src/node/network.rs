@@ -70,8 +70,7 @@ impl NetworkId {
 /// The network namespaces of a pod's processes, the oldest process first. The node's is left out, in which a process is
 /// that has just been started. The error tells why some may be missing.
 pub(super) fn of_processes(cgroup: &Path) -> (Vec<(NetworkId, PathBuf)>, Option<Error>) {
-    let nodes: Vec<NetworkId> =
-        ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one)).ok()).collect();
+    let nodes: Vec<NetworkId> = ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one)).ok()).collect();
     let Namespaces { found, unseen } = cgroup::namespaces(cgroup);
     let found = found.into_iter().filter_map(|(_, file)| Some((NetworkId::of(&file).ok()?, file)));
     (found.filter(|(network, _)| !nodes.contains(network)).collect(), unseen)
@@ -84,12 +83,7 @@ fn namespace(process: &str) -> PathBuf {
 impl Networks {
     /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`. Returns the socket
     /// that the caller has to register in the kernel; `None` where it is registered.
-    pub(super) fn join(
-        &mut self,
-        id: NetworkId,
-        file: &Path,
-        slot: Slot,
-    ) -> Result<Option<&TcpListener>, Error> {
+    pub(super) fn join(&mut self, id: NetworkId, file: &Path, slot: Slot) -> Result<Option<&TcpListener>, Error> {
         let network = match self.open.entry(id) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(vacant) => {
@@ -143,14 +137,11 @@ impl Networks {
 
 impl Network {
     fn open(listener: TcpListener, expected: Vec<Slot>) -> Result<Self, Error> {
-        let failed = |source| Error::Listen {
-            address: listener.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0))),
-            source,
-        };
+        let failed =
+            |source| Error::Listen { address: listener.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0))), source };
         let waiting = listener.try_clone().and_then(tokio::net::TcpListener::from_std);
         let waiting = Some(waiting.map_err(failed)?);
-        let (pods, expected, stop) =
-            (Arc::default(), expected.into_iter().collect(), <_>::default());
+        let (pods, expected, stop) = (Arc::default(), expected.into_iter().collect(), <_>::default());
         Ok(Self { listener, waiting, pods, expected, stop })
     }
 
@@ -159,8 +150,7 @@ impl Network {
         let Some(listener) = self.waiting.take() else { return };
         let (originals, pods) = (originals.clone(), self.pods.clone());
         let origin = move |own, client| origin(&originals, &pods, own, client);
-        let (accepting, stopped) =
-            (acceptor.run(listener, origin, drain.clone()), self.stop.clone());
+        let (accepting, stopped) = (acceptor.run(listener, origin, drain.clone()), self.stop.clone());
         drain.spawn(async move {
             stopped.run_until_cancelled(accepting).await;
         });
@@ -174,12 +164,7 @@ impl Drop for Network {
 }
 
 /// The origin of a connection, if it is of one of `pods`.
-fn origin(
-    originals: &Originals,
-    pods: &RwLock<HashSet<Slot>>,
-    own: SocketAddr,
-    client: SocketAddr,
-) -> Option<Origin> {
+fn origin(originals: &Originals, pods: &RwLock<HashSet<Slot>>, own: SocketAddr, client: SocketAddr) -> Option<Origin> {
     let original = match originals.find(own, client) {
         Ok(original) => original?,
         Err(error) => {
@@ -188,8 +173,5 @@ fn origin(
         }
     };
     let is_ours = read(pods).contains(&original.slot);
-    is_ours.then(|| Origin {
-        pod: Some(PodSlot(original.slot.get())),
-        destination: Some(original.target),
-    })
+    is_ours.then(|| Origin { pod: Some(PodSlot(original.slot.get())), destination: Some(original.target) })
 }

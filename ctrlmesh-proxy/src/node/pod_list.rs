@@ -158,8 +158,7 @@ pub(super) fn load(file: &Path) -> Result<Vec<Pod>, PodsError> {
 
 fn parse(text: &str, folder: &Path) -> Result<Vec<Pod>, PodsError> {
     let list: List = serde_saphyr::from_str(text).map_err(|error| {
-        let (line, column) =
-            error.location().map_or((0, 0), |location| (location.line(), location.column()));
+        let (line, column) = error.location().map_or((0, 0), |location| (location.line(), location.column()));
         PodsError::Parse { line, column, source: Box::new(error) }
     })?;
     let pods = list.pods.into_iter().enumerate();
@@ -188,8 +187,7 @@ impl fmt::Display for CgroupLocation {
 
 impl Entry {
     fn pod(self, at: usize, folder: &Path) -> Result<Pod, PodsError> {
-        let name: PodName =
-            self.pod.parse().map_err(|_unfit| PodsError::Name { at, pod: self.pod.clone() })?;
+        let name: PodName = self.pod.parse().map_err(|_unfit| PodsError::Name { at, pod: self.pod.clone() })?;
         let place = match (self.cgroup, self.uid) {
             (Some(cgroup), None) => CgroupLocation::Cgroup(cgroup),
             (None, Some(uid)) => CgroupLocation::Uid(uid),
@@ -203,11 +201,9 @@ impl Entry {
         let labels = self.labels.into_iter().map(|(key, value)| PodLabel { key, value });
         let policy = match (self.policy, self.sharding_config) {
             (Some(file), None) => Source::Policy(folder.join(file)),
-            (None, Some(file)) => Source::ShardingConfig {
-                file: folder.join(file),
-                pod: name.clone(),
-                labels: labels.collect(),
-            },
+            (None, Some(file)) => {
+                Source::ShardingConfig { file: folder.join(file), pod: name.clone(), labels: labels.collect() }
+            }
             _ => return Err(PodsError::OneOf { at, fields: "policy, shardingConfig" }),
         };
         let (except, fail_open) = (self.except, self.fail_open);
@@ -221,8 +217,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Vec<Pod>, String> {
-        parse(text, Path::new("/etc/pods"))
-            .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+        parse(text, Path::new("/etc/pods")).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
     }
 
     #[test]
@@ -235,9 +230,7 @@ mod tests {
         .unwrap();
         assert_eq!(pods[0].place, CgroupLocation::Uid("4b2f".into()));
         assert_eq!(pods[0].network.as_deref(), Some(Path::new("/proc/7/ns/net")));
-        assert!(
-            matches!(&pods[0].policy, Some(Source::Policy(file)) if file == Path::new("/etc/pods/b.yaml"))
-        );
+        assert!(matches!(&pods[0].policy, Some(Source::Policy(file)) if file == Path::new("/etc/pods/b.yaml")));
         assert!(!pods[0].fail_open && pods[1].fail_open);
         assert_eq!(pods[1].place, CgroupLocation::Cgroup("/kubepods/x".into()));
         assert_eq!(pods[1].except, [Path::new("/kubepods/x/y")]);

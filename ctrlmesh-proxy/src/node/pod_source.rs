@@ -173,8 +173,7 @@ mod tests {
             entry("b", Redirect::Nowhere, None),
             entry("c", Redirect::Sidecar, Some("7c1f")),
         ]);
-        let served_by: Vec<_> =
-            of(&policies).into_iter().map(|pod| (pod.name.name, pod.served_by)).collect();
+        let served_by: Vec<_> = of(&policies).into_iter().map(|pod| (pod.name.name, pod.served_by)).collect();
         let sidecar = ServedBy::Sidecar { container: Some("7c1f".to_owned()) };
         assert_eq!(served_by, [("a".to_owned(), ServedBy::Node), ("c".to_owned(), sidecar)]);
     }

@@ -31,9 +31,7 @@ use crate::policy::PodName;
 use crate::session::ServedPod;
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
-use ctrlmesh_intercept::{
-    Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets,
-};
+use ctrlmesh_intercept::{Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use ctrlmesh_runtime::drain::Drain;
 
 /// The owner of the node's attachments.
@@ -101,8 +99,8 @@ impl Reconciler {
         let (pod_source, wanted) = PodSource::open(source)?;
         let interceptor = Interceptor::open(Options { pins, ..Options::new(OWNER) })?;
         let originals = Arc::new(interceptor.originals()?);
-        let heartbeat = HeartbeatThread::begin(interceptor.heartbeat_writer()?, &drain)
-            .map_err(NodeError::Heartbeat)?;
+        let heartbeat =
+            HeartbeatThread::begin(interceptor.heartbeat_writer()?, &drain).map_err(NodeError::Heartbeat)?;
         let metrics = acceptor.metrics.clone();
         let (open, inherited, accepting) = (HashMap::new(), HashMap::new(), drain.clone());
         let hierarchy = Hierarchy::find()?;
@@ -190,8 +188,7 @@ impl Reconciler {
         }
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
         if self.needs_cleanup && self.pod_source.is_whole() {
-            self.needs_cleanup =
-                self.clean_up(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
+            self.needs_cleanup = self.clean_up(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
         }
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
         self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
@@ -230,13 +227,11 @@ impl Reconciler {
     /// Releases the pods that are gone or changed. The kernel's attachments are removed later, after pods that are
     /// still on the list were attached anew, so that nothing of theirs passes in between.
     fn release_stale(&mut self) {
-        let wanted: HashMap<&PodName, &Pod> =
-            self.wanted.iter().map(|pod| (&pod.name, pod)).collect();
+        let wanted: HashMap<&PodName, &Pod> = self.wanted.iter().map(|pod| (&pod.name, pod)).collect();
         let stale = self.pods.iter().filter(|(name, enrolled)| {
             wanted.get(name).is_none_or(|pod| **pod != enrolled.pod) || !enrolled.is_current()
         });
-        let stale: Vec<(PodName, bool)> =
-            stale.map(|(name, _)| (name.clone(), wanted.contains_key(name))).collect();
+        let stale: Vec<(PodName, bool)> = stale.map(|(name, _)| (name.clone(), wanted.contains_key(name))).collect();
         // A pod that comes back is logged again.
         self.complaints.retain(|name, _| wanted.contains_key(name));
         for (name, is_wanted) in stale {
@@ -345,8 +340,7 @@ impl Reconciler {
             self.interceptor.listen(slot, listener)?;
         }
         // Where that fails, the pod goes on over IPv4.
-        let native =
-            Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
+        let native = Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
         if let Err(error) = native {
             info!(pod = %pod.name, error = &error as &dyn std::error::Error, "no IPv6 of our own");
         }

@@ -147,8 +147,7 @@ impl RemovalCheck {
         let paths = [(format!("/api/v1/namespaces/{namespace}"), namespace), (set, name)];
         let mut unknown = None;
         for (path, name) in paths {
-            let (status, body) =
-                self.client().get(&path).await.with_context(|| format!("get {path}"))?;
+            let (status, body) = self.client().get(&path).await.with_context(|| format!("get {path}"))?;
             match is_gone(status, &body, name) {
                 Some(true) => return Ok(true),
                 Some(false) => {}
@@ -222,8 +221,7 @@ mod tests {
     use super::*;
 
     const THERE: &str = r#"{"metadata": {"name": "a"}}"#;
-    const GOING: &str =
-        r#"{"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}}"#;
+    const GOING: &str = r#"{"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}}"#;
 
     fn gone(status: u16, body: &str) -> Option<bool> {
         is_gone(StatusCode::from_u16(status).unwrap(), body.as_bytes(), "a")

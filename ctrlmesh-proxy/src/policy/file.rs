@@ -82,9 +82,7 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
     let policy = match source {
         Source::Policy(_) => parse(&text)?,
         Source::ShardingConfig { pod, labels, .. } => sharding::policy(&text, pod, labels)?,
-        Source::Shard { shard, namespace, .. } => {
-            sharding::shard(&text, shard.as_deref(), namespace)?
-        }
+        Source::Shard { shard, namespace, .. } => sharding::shard(&text, shard.as_deref(), namespace)?,
     };
     if policy.passes_everything() && policy.mode != Mode::Pass {
         return Err(LoadError::Unlimited);
@@ -100,8 +98,7 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
 pub fn sensible(policy: Policy) -> Result<Policy, LoadError> {
     // The manager's policy for a pod without a shard selects nothing on purpose.
     let meant = |limit: &Limit| limit.selector == Selector::nothing();
-    let nothing =
-        |limit: &&Limit| !meant(limit) && !limit.selector.overlaps(&Selector::everything());
+    let nothing = |limit: &&Limit| !meant(limit) && !limit.selector.overlaps(&Selector::everything());
     if let Some(limit) = policy.limits.iter().find(nothing) {
         return Err(LoadError::Contradiction { selector: limit.selector.to_string() });
     }
@@ -157,8 +154,7 @@ fn take(source: &Source, loaded: Result<Policy, LoadError>, sender: &watch::Send
 
 fn parse(text: &str) -> Result<Policy, LoadError> {
     serde_saphyr::from_str(text).map_err(|error| {
-        let (line, column) =
-            error.location().map_or((0, 0), |location| (location.line(), location.column()));
+        let (line, column) = error.location().map_or((0, 0), |location| (location.line(), location.column()));
         LoadError::Parse { line, column, source: Box::new(error) }
     })
 }

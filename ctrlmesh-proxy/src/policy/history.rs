@@ -82,9 +82,7 @@ impl History {
                 Remembered { policies, forgotten: written.forgotten.map(ForgottenPolicies::from) }
             }
             Ok(None) => Remembered::default(),
-            Err(()) => {
-                Remembered { policies: Vec::new(), forgotten: Some(ForgottenPolicies::unknown()) }
-            }
+            Err(()) => Remembered { policies: Vec::new(), forgotten: Some(ForgottenPolicies::unknown()) },
         };
         let (remembered, kept) = (Mutex::new(remembered), Some(kept));
         Arc::new(Self { remembered, kept, versions: Versions::default() })
@@ -185,10 +183,7 @@ impl History {
     fn write_down(&self, remembered: &Remembered) {
         let Some(kept) = &self.kept else { return };
         let policies = remembered.policies.iter().map(|past| past.written());
-        kept.write(
-            policies.collect(),
-            remembered.forgotten.as_ref().map(ForgottenPolicies::written),
-        );
+        kept.write(policies.collect(), remembered.forgotten.as_ref().map(ForgottenPolicies::written));
     }
 
     fn remembered(&self) -> MutexGuard<'_, Remembered> {

@@ -15,9 +15,7 @@ pub enum ShardingError {
     #[error("read the ShardingConfigs")]
     Read(#[from] ReadError),
     /// No `ShardingConfig` selects the pod.
-    #[error(
-        "no ShardingConfig of namespace {namespace:?} selects the pod {pod:?} by the labels that are known of it"
-    )]
+    #[error("no ShardingConfig of namespace {namespace:?} selects the pod {pod:?} by the labels that are known of it")]
     None {
         /// The pod's namespace.
         namespace: String,
@@ -64,17 +62,11 @@ pub enum ShardingError {
 }
 
 /// The policy of `pod`, from the text of a file.
-pub(super) fn policy(
-    text: &str,
-    pod: &PodName,
-    labels: &[PodLabel],
-) -> Result<Policy, ShardingError> {
+pub(super) fn policy(text: &str, pod: &PodName, labels: &[PodLabel]) -> Result<Policy, ShardingError> {
     let configs = api::read_sharding_configs(text)?;
     let labels = known(pod, labels);
     let mut chosen: Option<&ShardingConfig> = None;
-    for config in
-        configs.iter().filter(|config| config.metadata.namespace.as_deref() == Some(&pod.namespace))
-    {
+    for config in configs.iter().filter(|config| config.metadata.namespace.as_deref() == Some(&pod.namespace)) {
         if selects(config, &labels)? {
             if let Some(one) = chosen {
                 return Err(ShardingError::Several { one: name(one), other: name(config) });
@@ -87,11 +79,7 @@ pub(super) fn policy(
 }
 
 /// The policy of the shard with this name, or of the only one, from the text of a file.
-pub(super) fn shard(
-    text: &str,
-    wanted: Option<&str>,
-    namespace: &str,
-) -> Result<Policy, ShardingError> {
+pub(super) fn shard(text: &str, wanted: Option<&str>, namespace: &str) -> Result<Policy, ShardingError> {
     let configs = api::read_sharding_configs(text)?;
     let shards: Vec<_> = configs.iter().filter(|config| config.spec.root.is_none()).collect();
     let mut matching = shards.iter().filter(|config| wanted.is_none_or(|it| it == name(config)));
@@ -116,18 +104,17 @@ fn known(pod: &PodName, labels: &[PodLabel]) -> Labels {
 
 /// Whether a `ShardingConfig` is the pod's; a root is nobody's.
 fn selects(config: &ShardingConfig, labels: &Labels) -> Result<bool, ShardingError> {
-    let Some(selector) = config.spec.selector.as_ref().filter(|_| config.spec.root.is_none())
-    else {
+    let Some(selector) = config.spec.selector.as_ref().filter(|_| config.spec.root.is_none()) else {
         return Ok(false);
     };
-    let selector = Selector::try_from(selector)
-        .map_err(|source| ShardingError::Selector { name: name(config), source })?;
+    let selector =
+        Selector::try_from(selector).map_err(|source| ShardingError::Selector { name: name(config), source })?;
     Ok(!selector.is_empty() && selector.matches(labels))
 }
 
 fn compiled(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShardingError> {
-    let policy = share::policy(config, namespace)
-        .map_err(|source| ShardingError::Limit { name: name(config), source })?;
+    let policy =
+        share::policy(config, namespace).map_err(|source| ShardingError::Limit { name: name(config), source })?;
     let status = config.status.as_ref().and_then(|status| status.epoch);
     let epoch = status.or(config.metadata.generation).and_then(|epoch| u64::try_from(epoch).ok());
     Ok(Policy { epoch: epoch.unwrap_or_default(), ..policy })

@@ -224,11 +224,8 @@ mod tests {
     fn a_policy_that_cannot_be_applied_is_not_believed_either() {
         let (_folder, store) = store();
         let mut wrong = policies(1);
-        let lock = ctrlmesh_common::policy::Lock {
-            namespace: String::new(),
-            name: "op".to_owned(),
-            shard: "s".to_owned(),
-        };
+        let lock =
+            ctrlmesh_common::policy::Lock { namespace: String::new(), name: "op".to_owned(), shard: "s".to_owned() };
         let policy = Policy { lock: Some(lock), ..Policy::default() };
         for one in wrong.values_mut() {
             one.policy = Arc::new(policy.clone());

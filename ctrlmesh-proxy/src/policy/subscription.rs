@@ -11,9 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::{PodPolicy, Policy};
-use ctrlmesh_common::wire::{
-    Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
-};
+use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict};
 use ctrlmesh_runtime::jitter::random;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::{task, time};
@@ -411,18 +409,14 @@ mod tests {
 
     #[test]
     fn a_wrong_policy_is_refused_with_the_reason() {
-        let (policies, verdicts) =
-            apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let (policies, verdicts) = apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
         assert_eq!(epochs(&policies), [("a", 3)]);
         assert_eq!((verdicts[0].epoch, verdicts[0].refused.as_str()), (3, ""));
         for (wrong, why) in [
             ("{", "EOF"),
             (r#"{"epoch": 4, "fromTomorrow": 1}"#, "fromTomorrow"),
             (r#"{"epoch": 4, "limits": [{"selector": "a in"}]}"#, "selector"),
-            (
-                r#"{"epoch": 4, "lock": {"namespace": "", "name": "n", "shard": "s"}}"#,
-                "lock.namespace",
-            ),
+            (r#"{"epoch": 4, "lock": {"namespace": "", "name": "n", "shard": "s"}}"#, "lock.namespace"),
         ] {
             let (after, verdicts) = apply(&policies, update(&[entry("a", "u", wrong)]), true);
             assert_eq!(after, policies, "{wrong}");
@@ -441,8 +435,7 @@ mod tests {
 
     #[test]
     fn a_node_forgets_a_gone_pods_policy_and_a_sidecar_does_not() {
-        let (policies, _) =
-            apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let (policies, _) = apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
         let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "u".to_owned() };
         let gone = Update { gone: vec![pod], ..Update::default() };
         assert_eq!(apply(&policies, gone.clone(), true).0, PodPolicies::new());
@@ -451,8 +444,7 @@ mod tests {
 
     #[test]
     fn another_incarnation_inherits_nothing() {
-        let (policies, _) =
-            apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let (policies, _) = apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
         let (after, verdicts) = apply(&policies, update(&[entry("a", "new", "nonsense")]), true);
         assert_eq!(after, PodPolicies::new());
         assert_eq!(verdicts[0].epoch, 0);
@@ -491,8 +483,7 @@ mod tests {
 
     #[test]
     fn a_reason_is_cut_where_a_letter_ends() {
-        let long =
-            serde_json::from_str::<Policy>(&format!(r#"{{"{}": 1}}"#, "\u{e4}".repeat(2000)));
+        let long = serde_json::from_str::<Policy>(&format!(r#"{{"{}": 1}}"#, "\u{e4}".repeat(2000)));
         let text = reason(long.unwrap_err().into());
         assert!(text.len() <= MAX_REASON_BYTES && text.len() > MAX_REASON_BYTES - 4);
     }
@@ -503,8 +494,7 @@ mod tests {
         let state = folder.path().to_owned();
         let path = || state.join("none");
         let address = "127.0.0.1:1".parse().unwrap();
-        let manager =
-            Endpoint { address, service_ip: None, ca: path(), token: path(), state: state.clone() };
+        let manager = Endpoint { address, service_ip: None, ca: path(), token: path(), state: state.clone() };
         let client = Client {
             store: Store::open(state.clone()).unwrap(),
             manager,

@@ -114,9 +114,7 @@ async fn a_broken_or_missing_file_leaves_the_last_policy() {
 
 #[test]
 fn a_file_that_limits_nothing_is_refused_unless_it_says_so() {
-    for text in
-        ["", "\n", "{}", "epoch: 7\n", "limits: []\n", "---\n# limits:\n", "mode: enforce\n"]
-    {
+    for text in ["", "\n", "{}", "epoch: 7\n", "limits: []\n", "---\n# limits:\n", "mode: enforce\n"] {
         let (_folder, source) = policy_file(text);
         assert!(load(&source).is_err(), "{text:?}");
     }
@@ -200,8 +198,7 @@ fn the_pods_sharding_config_becomes_its_policy() {
 #[test]
 fn a_pod_of_no_or_two_sharding_configs_has_no_policy() {
     let (_folder, source) = policy_file(CONFIGS);
-    for (pod, labels) in [("ops/op-2", &[][..]), ("other/op-0", &[]), ("ops/op-0", &["app=other"])]
-    {
+    for (pod, labels) in [("ops/op-2", &[][..]), ("other/op-0", &[]), ("ops/op-0", &["app=other"])] {
         let refused = load(&of_pod(source.file(), pod, labels));
         assert!(matches!(refused, Err(LoadError::Sharding(_))), "{pod} {refused:?}");
     }

@@ -124,8 +124,7 @@ impl Session {
         };
         let response = response?;
         let answered = Instant::now();
-        let reading =
-            pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));
+        let reading = pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
             self.policy.answered(reading, info);
         }
@@ -197,14 +196,11 @@ impl Session {
         target: &PathAndQuery,
         in_force: Reading,
     ) -> Result<WatchRequest, Failure> {
-        let template =
-            RequestTemplate::new(request, target.clone()).reserved(self.resources.unread.budget());
+        let template = RequestTemplate::new(request, target.clone()).reserved(self.resources.unread.budget());
         let template = template.ok_or(Failure::Busy)?;
         match self.policy.suspects(in_force.policy(), info) {
             // The proxy cannot splice an upgraded watch.
-            Ok(suspects)
-                if suspects.is_empty() || headers::upgrade(request.headers()).is_none() =>
-            {
+            Ok(suspects) if suspects.is_empty() || headers::upgrade(request.headers()).is_none() => {
                 Ok(WatchRequest { template, in_force, suspects })
             }
             _ => Err(self.late(&template).await),
@@ -262,8 +258,7 @@ impl Session {
             (_, Some(rename)) => {
                 let deadline = self.server.response_timeout;
                 let room = &self.resources.collect;
-                let renaming =
-                    Box::pin(lock::response(response, &rename, pending.is_list, room, waits));
+                let renaming = Box::pin(lock::response(response, &rename, pending.is_list, room, waits));
                 let renamed = time::timeout(deadline, renaming).await;
                 renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
             }
@@ -283,17 +278,14 @@ impl Session {
             Failure::Late => status(410, "Expired", failure),
             Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
             Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
-            Failure::Busy | Failure::Lock(LockedError::Busy) => Status {
-                retry_after: Some(RETRY_AFTER_SECONDS),
-                ..status(429, "TooManyRequests", failure)
-            },
+            Failure::Busy | Failure::Lock(LockedError::Busy) => {
+                Status { retry_after: Some(RETRY_AFTER_SECONDS), ..status(429, "TooManyRequests", failure) }
+            }
             Failure::Lock(LockedError::Slow { .. }) => {
                 self.server.metrics.client_error(ClientError::Slow);
                 status(408, "Timeout", failure)
             }
-            Failure::Lock(LockedError::Broken | LockedError::Response(_)) => {
-                status(500, "InternalError", failure)
-            }
+            Failure::Lock(LockedError::Broken | LockedError::Response(_)) => status(500, "InternalError", failure),
             Failure::Timeout { .. } => {
                 self.server.metrics.upstream_error(UpstreamError::Timeout);
                 status(504, "Timeout", failure)
@@ -302,9 +294,7 @@ impl Session {
                 return Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)));
             }
             // GOAWAY names the streams that the API server did not process, and this is one of them.
-            Failure::Upstream(SendError::Http2(error))
-                if error.is_go_away() && error.is_remote() =>
-            {
+            Failure::Upstream(SendError::Http2(error)) if error.is_go_away() && error.is_remote() => {
                 return Err(Abort(Reason::REFUSED_STREAM));
             }
             // The client's own body broke.

@@ -16,9 +16,8 @@ pub fn note(text: std::fmt::Arguments<'_>) {
 pub fn policy(policy: &Policy) {
     for limit in &policy.limits {
         let resources = limit.relate_resources.iter();
-        let resources: Vec<String> = resources
-            .map(|it| format!("{} of {:?}", it.resources.join(","), it.api_groups))
-            .collect();
+        let resources: Vec<String> =
+            resources.map(|it| format!("{} of {:?}", it.resources.join(","), it.api_groups)).collect();
         let resources = if resources.is_empty() { "*".to_owned() } else { resources.join(", ") };
         note(format_args!("limit on {resources}: {}", limit.selector));
     }

@@ -44,10 +44,7 @@ fn strip_named(headers: &mut HeaderMap, named: &HeaderValue) {
 /// The protocol that a message asks to upgrade to.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = headers.get_all(header::CONNECTION).iter().any(|value| {
-        value
-            .as_bytes()
-            .split(|byte| *byte == b',')
-            .any(|name| name.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
+        value.as_bytes().split(|byte| *byte == b',').any(|name| name.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
     });
     headers.get(header::UPGRADE).filter(|_| asked).cloned()
 }
@@ -63,10 +60,7 @@ mod tests {
     use super::*;
 
     fn map(headers: &[(&'static str, &'static str)]) -> HeaderMap {
-        headers
-            .iter()
-            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
-            .collect()
+        headers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 
     #[test]
@@ -83,10 +77,7 @@ mod tests {
             ("authorization", "Bearer x"),
         ]);
         strip(&mut headers);
-        assert_eq!(
-            headers,
-            map(&[("host", "kubernetes"), ("trailer", "x-sum"), ("authorization", "Bearer x")])
-        );
+        assert_eq!(headers, map(&[("host", "kubernetes"), ("trailer", "x-sum"), ("authorization", "Bearer x")]));
     }
 
     #[test]

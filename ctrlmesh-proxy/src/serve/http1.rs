@@ -121,10 +121,7 @@ fn builder() -> http1::Builder {
     builder
 }
 
-async fn answer(
-    session: Rc<Session>,
-    mut request: Request<Incoming>,
-) -> Result<Response<Reply>, Abort> {
+async fn answer(session: Rc<Session>, mut request: Request<Incoming>) -> Result<Response<Reply>, Abort> {
     let protocol = headers::upgrade(request.headers());
     let client = protocol.is_some().then(|| upgrade::on(&mut request));
     let continued = expectation(&mut request);
@@ -153,12 +150,7 @@ async fn answer(
 }
 
 /// Tunnels an upgraded connection.
-fn switch(
-    session: Rc<Session>,
-    client: OnUpgrade,
-    upstream: OnUpgrade,
-    watch: Option<Arc<UpgradedWatch>>,
-) {
+fn switch(session: Rc<Session>, client: OnUpgrade, upstream: OnUpgrade, watch: Option<Arc<UpgradedWatch>>) {
     let open = session.server.metrics.tunnel();
     let drain = session.server.drain.clone();
     drain.spawn_local(async move {

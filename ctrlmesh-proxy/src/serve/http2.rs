@@ -60,8 +60,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     let frames = Rc::<RefCell<Frames>>::default();
     let budget = session.resources.unread.budget();
     let stream = Tap::new(stream, frames.clone(), budget);
-    let Some(handshake) =
-        server.in_time(deadline, Box::pin(builder().handshake::<_, CountedBytes>(stream))).await
+    let Some(handshake) = server.in_time(deadline, Box::pin(builder().handshake::<_, CountedBytes>(stream))).await
     else {
         return;
     };
@@ -79,10 +78,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<
-        Tap<BatchedStream<ServerConnection>, Rc<RefCell<Frames>>>,
-        CountedBytes,
-    >,
+    mut connection: Connection<Tap<BatchedStream<ServerConnection>, Rc<RefCell<Frames>>>, CountedBytes>,
     driver: BatchedStream<ServerConnection>,
     frames: &RefCell<Frames>,
     deadline: Instant,
@@ -188,11 +184,7 @@ impl HeadDeadline {
 }
 
 /// Answers one request until its response has been sent.
-async fn answer(
-    session: Rc<Session>,
-    request: Request<RecvStream>,
-    mut respond: SendResponse<CountedBytes>,
-) {
+async fn answer(session: Rc<Session>, request: Request<RecvStream>, mut respond: SendResponse<CountedBytes>) {
     let Ok(reservation) = reserve_body(&session, &request) else {
         return respond.send_reset(Reason::ENHANCE_YOUR_CALM);
     };
@@ -222,10 +214,7 @@ async fn answer(
 }
 
 /// Reserves memory for the part of a request's body that may arrive before the proxy reads it.
-fn reserve_body(
-    session: &Session,
-    request: &Request<RecvStream>,
-) -> Result<Option<Reservation>, BudgetExceeded> {
+fn reserve_body(session: &Session, request: &Request<RecvStream>) -> Result<Option<Reservation>, BudgetExceeded> {
     if request.body().is_end_stream() {
         return Ok(None);
     }
@@ -259,10 +248,7 @@ async fn send(
 }
 
 /// `None` where the client resets the stream before `work` is done.
-async fn unless_reset<T>(
-    respond: &RefCell<SendResponse<CountedBytes>>,
-    work: impl Future<Output = T>,
-) -> Option<T> {
+async fn unless_reset<T>(respond: &RefCell<SendResponse<CountedBytes>>, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     poll_fn(|cx| {
         if let Poll::Ready(done) = work.as_mut().poll(cx) {

@@ -62,8 +62,7 @@ pub(super) enum LockedError {
 pub(super) fn accept_editable(headers: &mut HeaderMap) {
     // A compressed response could not be edited either.
     headers.remove(header::ACCEPT_ENCODING);
-    let accept: Result<Vec<&str>, _> =
-        headers.get_all(header::ACCEPT).iter().map(HeaderValue::to_str).collect();
+    let accept: Result<Vec<&str>, _> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::to_str).collect();
     let editable = accept.ok().and_then(|accept| rewrite::editable_accept(&accept.join(",")));
     if let Some(editable) = editable.and_then(|accept| HeaderValue::try_from(accept).ok()) {
         headers.insert(header::ACCEPT, editable);
@@ -134,10 +133,7 @@ pub(super) async fn response(
         && let Some(items) = lock::Items::new(encoding, rename.clone())
     {
         head.headers.remove(header::CONTENT_LENGTH);
-        return Ok(Response::from_parts(
-            head,
-            Content::LockList(Box::new(LockList::new(items, body))),
-        ));
+        return Ok(Response::from_parts(head, Content::LockList(Box::new(LockList::new(items, body)))));
     }
     let bytes = waits.measure(collect(body, budget)).await?;
     if bytes.is_empty() {
@@ -167,11 +163,7 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
 }
 
 /// The client's body with the lock renamed.
-fn renamed<'b>(
-    headers: &HeaderMap,
-    body: &'b [u8],
-    rename: &Rename,
-) -> Result<Cow<'b, [u8]>, LockedError> {
+fn renamed<'b>(headers: &HeaderMap, body: &'b [u8], rename: &Rename) -> Result<Cow<'b, [u8]>, LockedError> {
     let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::to_str).transpose();
     let kind = kind.map_err(|_unfit| LockedError::Encoding)?.unwrap_or_default();
     if headers.contains_key(header::CONTENT_ENCODING) {

@@ -21,10 +21,7 @@ impl LockList {
         Self { items, upstream }
     }
 
-    pub(super) fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         loop {
             let Some(frame) = ready!(Pin::new(&mut self.upstream).poll_frame(cx)) else {
                 return Poll::Ready(None);

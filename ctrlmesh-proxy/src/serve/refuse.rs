@@ -27,8 +27,7 @@ pub(super) fn response(status: &Status, accept: Option<&HeaderValue>) -> Respons
     let accept = accept.and_then(|accept| accept.to_str().ok());
     let (kind, body) = status::encode(status, accept);
     let mut response = Response::new(Relay::full(body));
-    *response.status_mut() =
-        StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.status_mut() = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));

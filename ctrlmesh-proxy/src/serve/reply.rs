@@ -55,10 +55,7 @@ impl Body for Reply {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Self { content, metrics_guard } = self.get_mut();
         let polled = match content {
             Content::Plain(body) => Pin::new(body).poll_frame(cx),
@@ -101,10 +98,7 @@ impl Body for Http1Reply {
     type Data = CountedBytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<CountedBytes>, BodyError>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<CountedBytes>, BodyError>>> {
         let reply = &mut self.get_mut().0;
         let Some(frame) = ready!(Pin::new(&mut *reply).poll_frame(cx)?) else {
             return Poll::Ready(None);

@@ -54,11 +54,7 @@ impl<S, O: HeadObserver> Tap<S, O> {
 }
 
 impl<S: AsyncRead + Unpin, O: HeadObserver + Unpin> AsyncRead for Tap<S, O> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = out.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(cx, out);
@@ -74,11 +70,7 @@ impl<S: AsyncRead + Unpin, O: HeadObserver + Unpin> AsyncRead for Tap<S, O> {
 }
 
 impl<S: AsyncWrite + Unpin, O: HeadObserver + Unpin> AsyncWrite for Tap<S, O> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         this.release();
         Pin::new(&mut this.stream).poll_write(cx, bytes)

@@ -38,12 +38,7 @@ impl Session {
 
     /// Versions compare where the resource's newest version is from after the change. Where the API server does not
     /// tell, they are taken to.
-    async fn versions_compare(
-        &self,
-        template: &RequestTemplate,
-        info: &RequestInfo<'_>,
-        changed_at: u64,
-    ) -> bool {
+    async fn versions_compare(&self, template: &RequestTemplate, info: &RequestInfo<'_>, changed_at: u64) -> bool {
         let Ok(newest) = Box::pin(splice::version(self, template, info)).await else {
             debug!("the API server does not tell its version");
             return true;

@@ -53,8 +53,7 @@ impl CollectBudget {
     fn acquire(&self, bytes: usize) -> bool {
         THREAD.with_borrow_mut(|thread| {
             let connection = self.bytes.get() + bytes;
-            let pod =
-                self.pod.map(|pod| thread.pods.get(&pod).copied().unwrap_or_default() + bytes);
+            let pod = self.pod.map(|pod| thread.pods.get(&pod).copied().unwrap_or_default() + bytes);
             let all = thread.bytes + bytes;
             let fits = connection <= MAX_CONNECTION_BYTES
                 && pod.is_none_or(|pod| pod <= MAX_POD_BYTES)
@@ -121,8 +120,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_held_to_its_limit() {
-        let budgets: Vec<CollectBudget> =
-            (0..8).map(|_| CollectBudget::new(Some(PodSlot(1)))).collect();
+        let budgets: Vec<CollectBudget> = (0..8).map(|_| CollectBudget::new(Some(PodSlot(1)))).collect();
         let mut held: Vec<_> = budgets.iter().map(CollectBudget::start).collect();
         let taken = held.iter_mut().filter_map(|held| held.grow(4 * MIB).then_some(())).count();
         assert_eq!(taken, MAX_POD_BYTES / (4 * MIB));
@@ -135,8 +133,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_held_to_its_limit() {
-        let budgets: Vec<CollectBudget> =
-            (0..20).map(|slot| CollectBudget::new(Some(PodSlot(slot)))).collect();
+        let budgets: Vec<CollectBudget> = (0..20).map(|slot| CollectBudget::new(Some(PodSlot(slot)))).collect();
         let mut held: Vec<_> = budgets.iter().map(CollectBudget::start).collect();
         let taken = held.iter_mut().filter_map(|held| held.grow(8 * MIB).then_some(())).count();
         assert_eq!(taken, MAX_THREAD_BYTES / (8 * MIB));

@@ -75,15 +75,9 @@ impl PolicyView {
     }
 
     /// Earlier policies under which a client may have read the version that its watch or next page continues from.
-    pub(crate) fn suspects(
-        &self,
-        now: &InForce,
-        info: &RequestInfo<'_>,
-    ) -> Result<Vec<Arc<InForce>>, Forgotten> {
+    pub(crate) fn suspects(&self, now: &InForce, info: &RequestInfo<'_>) -> Result<Vec<Arc<InForce>>, Forgotten> {
         match decide::goes_on_from(info) {
-            Some(version) => {
-                self.history.suspects(now, (info.api_group(), info.resource()), version)
-            }
+            Some(version) => self.history.suspects(now, (info.api_group(), info.resource()), version),
             // The client is sent the whole collection.
             None => Ok(Vec::new()),
         }

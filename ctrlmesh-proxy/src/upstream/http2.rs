@@ -71,12 +71,7 @@ struct PooledConnection {
 pub struct UsedConnection(RefCell<Weak<PooledConnection>>);
 
 impl Pool {
-    pub fn new(
-        dialer: Rc<Dialer>,
-        target: Target,
-        leaving: Rc<Notify>,
-        unread: Rc<UnreadBytes>,
-    ) -> Self {
+    pub fn new(dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>, unread: Rc<UnreadBytes>) -> Self {
         Self {
             dialer,
             target,
@@ -135,9 +130,7 @@ impl Pool {
         connections.retain(|connection| connection.is_open());
         connections
             .iter()
-            .find(|connection| {
-                connection.open_streams.get() < connection.send.borrow().current_max_send_streams()
-            })
+            .find(|connection| connection.open_streams.get() < connection.send.borrow().current_max_send_streams())
             .cloned()
     }
 
@@ -182,8 +175,7 @@ impl Pool {
             .await
             .map_err(|_elapsed| self.dialer.too_late())?
             .map_err(SendError::Http2)?;
-        let pooled =
-            Rc::new(PooledConnection { send: RefCell::new(send), open_streams: Rc::default() });
+        let pooled = Rc::new(PooledConnection { send: RefCell::new(send), open_streams: Rc::default() });
         let (dialer, leaving) = (self.dialer.clone(), self.leaving.clone());
         let run = Box::pin(run(connection, driver, Rc::downgrade(&pooled), leaving, dialer));
         self.dialer.drain.spawn_part(run);
@@ -240,11 +232,7 @@ async fn run(
 
 /// Completes once nothing arrived for `timeout`. After two thirds of that the API server is sent a PING. A client's own
 /// PINGs reach only the proxy.
-async fn silence(
-    pings: Option<PingPong>,
-    driver: &BatchedStream<ClientConnection>,
-    timeout: Duration,
-) {
+async fn silence(pings: Option<PingPong>, driver: &BatchedStream<ClientConnection>, timeout: Duration) {
     let Some(mut pings) = pings else { return future::pending().await };
     let tick = timeout / 3;
     loop {

@@ -28,11 +28,7 @@ impl LockRenamer {
     }
 
     /// Renames in whole frames of a splice.
-    pub(super) fn rename_whole(
-        &mut self,
-        frames: &[u8],
-        encoding: Encoding,
-    ) -> Result<Bytes, BodyError> {
+    pub(super) fn rename_whole(&mut self, frames: &[u8], encoding: Encoding) -> Result<Bytes, BodyError> {
         self.reset();
         self.partial.extend_from_slice(frames);
         self.take(encoding, |_| Ok(()))

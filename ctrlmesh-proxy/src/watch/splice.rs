@@ -30,8 +30,7 @@ use crate::upstream::SendError;
 use crate::watch::page_permit::{MAX_PAGE_BYTES, PagePermit};
 
 /// The `Accept` of a list of which only the version matters.
-const METADATA_ONLY: &str =
-    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
 /// Headers of the client's request that the proxy's own requests leave out: those have no body and no upgrade, and the
 /// proxy reads their answers.
@@ -131,9 +130,7 @@ impl RequestTemplate {
 
     /// Whether both policies rewrite this watch in the same way.
     pub(crate) fn means_the_same(&self, one: &Policy, other: &Policy) -> bool {
-        self.info().is_ok_and(|info| {
-            selector(one, &info) == selector(other, &info) && same_lock(one, other, &info)
-        })
+        self.info().is_ok_and(|info| selector(one, &info) == selector(other, &info) && same_lock(one, other, &info))
     }
 
     /// The `Accept` of a list of the watched resource.
@@ -196,11 +193,7 @@ async fn read_pages(
     let info = template.info().map_err(SpliceError::Request)?;
     let at = over.at.ok_or(SpliceError::NoVersion)?;
     let accept = template.list_accept(encoding)?;
-    let plan = Plan {
-        selector: selector(&over.new, &info),
-        lock: lock(&over.new, &info),
-        ..Plan::default()
-    };
+    let plan = Plan { selector: selector(&over.new, &info), lock: lock(&over.new, &info), ..Plan::default() };
     let mut next = None;
     for old in &over.old {
         if !same_lock(old, &over.new, &info) {
@@ -220,8 +213,7 @@ async fn read_pages(
             let slot = pages.reserve().await.map_err(|_gone| SpliceError::Gone)?;
             let mut permit = PagePermit::acquire().await;
             let (status, kind, body) = list(session, request, &mut permit).await?;
-            let page =
-                splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
+            let page = splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
             drop((body, permit));
             slot.send(page.into());
         });
@@ -241,9 +233,8 @@ async fn begin(
 ) -> Result<(PathAndQuery, Response<Relay>), SpliceError> {
     let target = path(target)?;
     let request = template.request(target.clone())?;
-    let response = in_time(session, async {
-        session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)
-    });
+    let response =
+        in_time(session, async { session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream) });
     let response = response.await?;
     match response.status() {
         StatusCode::OK => Ok((target, response)),
@@ -297,11 +288,7 @@ async fn read_list(
 ) -> Result<(StatusCode, String, Bytes), SpliceError> {
     let response = session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
     let (head, body) = response.into_parts();
-    let kind = head
-        .headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|kind| kind.to_str().ok())
-        .unwrap_or_default();
+    let kind = head.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let body = permit.read(body).await.map_err(|_no_page| SpliceError::List)?;
     Ok((head.status, kind.to_owned(), body))
 }

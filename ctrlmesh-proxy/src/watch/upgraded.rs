@@ -22,9 +22,7 @@ impl UpgradedWatch {
     /// Completes when the policy means another watch, or when shutdown begins.
     pub(crate) async fn outdated(&self, session: &Session) {
         let drain = &session.server.drain;
-        while !drain.has_started()
-            && self.template.means_the_same(self.in_force.policy(), &session.policy.current())
-        {
+        while !drain.has_started() && self.template.means_the_same(self.in_force.policy(), &session.policy.current()) {
             session.policy.change_or_shutdown(drain).await;
         }
     }

@@ -44,8 +44,7 @@ impl Client {
         let mut tasks = JoinSet::new();
         let send = if version == Version::HTTP_2 {
             let stream = TokioIo::new(tls(pki, address, "h2").await);
-            let (send, connection) =
-                Box::pin(http2::handshake(TokioExecutor::new(), stream)).await.unwrap();
+            let (send, connection) = Box::pin(http2::handshake(TokioExecutor::new(), stream)).await.unwrap();
             tasks.spawn(async move { drop(connection.await) });
             Send::Http2(send)
         } else {
@@ -58,10 +57,7 @@ impl Client {
     }
 
     /// The head of the response; its body is still to come.
-    pub(crate) async fn send(
-        &mut self,
-        mut request: Request<Full<Bytes>>,
-    ) -> hyper::Result<Response<Incoming>> {
+    pub(crate) async fn send(&mut self, mut request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
         match &mut self.send {
             Send::Http1(send) => {
                 if !request.headers().contains_key("host") {

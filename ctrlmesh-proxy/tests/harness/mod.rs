@@ -27,9 +27,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Awaits `work`; the test fails when it takes too long.
 pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
-    time::timeout(PATIENCE, work)
-        .await
-        .unwrap_or_else(|_elapsed| panic!("waited in vain for {what}"))
+    time::timeout(PATIENCE, work).await.unwrap_or_else(|_elapsed| panic!("waited in vain for {what}"))
 }
 
 /// Waits until `condition` holds.

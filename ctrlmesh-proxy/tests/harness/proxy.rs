@@ -46,12 +46,7 @@ impl Proxy {
     }
 
     /// The same, presenting a certificate of its own.
-    pub(crate) fn with_files(
-        pki: &Pki,
-        upstream: SocketAddr,
-        certificate: &Path,
-        key: &Path,
-    ) -> Self {
+    pub(crate) fn with_files(pki: &Pki, upstream: SocketAddr, certificate: &Path, key: &Path) -> Self {
         let mut command = Command::new(PROGRAM);
         command
             .args(["sidecar", "--listen", "127.0.0.1:0"])
@@ -129,9 +124,7 @@ impl Proxy {
 
     /// How the process ended.
     pub(crate) async fn ended(mut self) -> ExitStatus {
-        soon("the proxy to end", task::spawn_blocking(move || self.child.wait().unwrap()))
-            .await
-            .unwrap()
+        soon("the proxy to end", task::spawn_blocking(move || self.child.wait().unwrap())).await.unwrap()
     }
 
     /// The value of one line of the metrics page.

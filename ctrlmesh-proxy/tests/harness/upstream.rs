@@ -68,8 +68,7 @@ impl Upstream {
                 let mut server = auto::Builder::new(TokioExecutor::new());
                 server.http1().max_buf_size(MAX_HEAD_BYTES);
                 server.http2().max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap());
-                let _broken =
-                    server.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
+                let _broken = server.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
             }
         })
         .await

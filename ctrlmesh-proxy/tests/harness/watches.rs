@@ -211,18 +211,12 @@ pub(crate) fn answer(status: u16, body: &Value) -> Response<Body> {
 pub(crate) fn list(target: &str) -> Response<Body> {
     let value = |key: &str| {
         let query = target.split_once('?').map_or("", |(_, query)| query);
-        query
-            .split('&')
-            .find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='))
-            .unwrap_or_default()
+        query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default()
     };
-    let version =
-        if value("resourceVersionMatch") == "Exact" { value("resourceVersion") } else { "9" };
+    let version = if value("resourceVersionMatch") == "Exact" { value("resourceVersion") } else { "9" };
     let name = ["%3D=", "%21!", "%2C,", "%20 ", "%28(", "%29)"]
         .iter()
-        .fold(value("labelSelector").to_owned(), |name, escape| {
-            name.replace(&escape[..3], &escape[3..])
-        });
+        .fold(value("labelSelector").to_owned(), |name, escape| name.replace(&escape[..3], &escape[3..]));
     answer(
         200,
         &json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": version},
@@ -231,7 +225,8 @@ pub(crate) fn list(target: &str) -> Response<Body> {
 }
 
 pub(crate) fn event(kind: &str, name: &str, version: u64) -> Bytes {
-    let object = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name, "resourceVersion": version.to_string()}});
+    let object =
+        json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name, "resourceVersion": version.to_string()}});
     format!("{}\n", json!({"type": kind, "object": object})).into()
 }
 

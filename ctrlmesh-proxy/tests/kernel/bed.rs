@@ -12,9 +12,7 @@ use std::{fs, process, thread};
 
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
-use ctrlmesh_intercept::{
-    Attach, Interceptor, ListenerCheck, Options, Originals, Slot, Targets, listener,
-};
+use ctrlmesh_intercept::{Attach, Interceptor, ListenerCheck, Options, Originals, Slot, Targets, listener};
 use serde::de::DeserializeOwned;
 
 mod client;
@@ -78,10 +76,10 @@ impl Bed {
     pub(crate) fn wire(&self, suffix: &str) {
         self.namespace(suffix);
         let (pod, node) = (self.name.clone(), format!("{}{suffix}", self.name));
-        must(Command::new("ip").args([
-            "link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns",
-            &node,
-        ]));
+        must(
+            Command::new("ip")
+                .args(["link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns", &node]),
+        );
         for (namespace, last) in [(&pod, 5), (&node, 1)] {
             for command in [
                 format!("addr add 10.244.1.{last}/24 dev eth0"),
@@ -216,8 +214,7 @@ impl Bed {
     /// A command inside a cgroup and the namespace: it joins before it is executed.
     pub(crate) fn inside(&self, cgroup: &Path, suffix: &str, program: &str) -> Command {
         let mut command = Command::new("sh");
-        let script =
-            r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
+        let script = r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
         command.args(["-c", script]).arg(cgroup).arg(self.path(suffix)).arg(program);
         command
     }
@@ -237,14 +234,8 @@ impl Bed {
         self.client_in("", cgroup, arguments)
     }
 
-    pub(crate) fn client_in<T: DeserializeOwned>(
-        &self,
-        suffix: &str,
-        cgroup: &Path,
-        arguments: &[&str],
-    ) -> T {
-        let output =
-            self.peer(suffix, cgroup, arguments).stderr(Stdio::inherit()).output().unwrap();
+    pub(crate) fn client_in<T: DeserializeOwned>(&self, suffix: &str, cgroup: &Path, arguments: &[&str]) -> T {
+        let output = self.peer(suffix, cgroup, arguments).stderr(Stdio::inherit()).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", output.status);
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -269,13 +260,7 @@ impl Bed {
         self.hammer_in("", cgroup, address, expected)
     }
 
-    pub(crate) fn hammer_in(
-        &self,
-        suffix: &str,
-        cgroup: &Path,
-        address: &str,
-        expected: &str,
-    ) -> Process {
+    pub(crate) fn hammer_in(&self, suffix: &str, cgroup: &Path, address: &str, expected: &str) -> Process {
         let (host, port) = split(address);
         let command = &mut self.peer(suffix, cgroup, &["hammer", &host, &port, expected]);
         Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
@@ -322,8 +307,7 @@ impl Bed {
 
     /// The same, at another port.
     pub(crate) fn relay_at(&self, port: u16, more: &[&str]) -> Process {
-        let mut command =
-            self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        let mut command = self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
         let to = port.to_string();
         command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(["run", "--to", &to]);
         command.args(more);
@@ -335,9 +319,7 @@ impl Bed {
     /// Waits until somebody listens in the namespace.
     pub(crate) fn listening(&self, port: u16) {
         let net = self.net();
-        until("the relay listens", || {
-            net.run(|| TcpStream::connect(("127.0.0.1", port))).unwrap().is_ok()
-        });
+        until("the relay listens", || net.run(|| TcpStream::connect(("127.0.0.1", port))).unwrap().is_ok());
     }
 }
 
@@ -356,19 +338,12 @@ fn answering(listener: TcpListener) -> Server {
 }
 
 pub(crate) fn targets(list: &[&str]) -> Targets {
-    Targets {
-        name: "test".to_owned(),
-        list: list.iter().map(|text| text.parse().unwrap()).collect(),
-    }
+    Targets { name: "test".to_owned(), list: list.iter().map(|text| text.parse().unwrap()).collect() }
 }
 
 /// A tenth of a large count, or all of it where asked for.
 pub(crate) fn count(full: usize) -> usize {
-    if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") {
-        full
-    } else {
-        full / 10
-    }
+    if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") { full } else { full / 10 }
 }
 
 /// Connects until the client sees what it should.
@@ -388,9 +363,10 @@ pub(crate) fn waits_for_lock(pid: u32) {
     let pid = pid.to_string();
     until("it waits for the lock", || {
         let locks = fs::read_to_string("/proc/locks").unwrap();
-        locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|lock| {
-            lock.contains(&"->") && lock.contains(&"FLOCK") && lock.contains(&pid.as_str())
-        })
+        locks
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .any(|lock| lock.contains(&"->") && lock.contains(&"FLOCK") && lock.contains(&pid.as_str()))
     });
 }
 

@@ -20,16 +20,8 @@ pub(crate) fn status(bed: &Bed) -> serde_json::Value {
 }
 
 pub(crate) fn attach(bed: &Bed, more: &[&str]) -> Command {
-    let mut command = bed.command(&[
-        "attach",
-        "--target",
-        TARGET,
-        "--target",
-        "10.97.0.0/16:443",
-        "--to",
-        "15001",
-        "--cgroup",
-    ]);
+    let mut command =
+        bed.command(&["attach", "--target", TARGET, "--target", "10.97.0.0/16:443", "--to", "15001", "--cgroup"]);
     command.arg(bed.cgroup("pod")).args(more);
     command
 }
@@ -52,10 +44,7 @@ fn attach_run_status_detach() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     assert_eq!(text(&run(&mut bed.command(&["status"]))), "nothing is attached\n");
-    assert_eq!(
-        text(&run(&mut attach(&bed, &[]))),
-        format!("attached {} in slot 0\n", pod.display())
-    );
+    assert_eq!(text(&run(&mut attach(&bed, &[]))), format!("attached {} in slot 0\n", pod.display()));
     let _targets = [bed.target(TARGET), bed.target("10.97.3.7:443")];
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
     let relay = bed.relay();
@@ -173,10 +162,7 @@ fn a_relay_inside_the_intercepted_cgroup_says_so_instead_of_talking_to_itself() 
     };
     let output = relay("pod/below").output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        !output.status.success() && error.contains("its own connections would come back to it"),
-        "{error}"
-    );
+    assert!(!output.status.success() && error.contains("its own connections would come back to it"), "{error}");
     let below = bed.cgroup("pod/below").display().to_string();
     run(&mut attach(&bed, &["--except", &below]));
     let child = crate::bed::Process(relay("pod/below").spawn().unwrap());
@@ -200,27 +186,11 @@ fn errors_say_what_to_do() {
         "/tmp is not a cgroup of the cgroup2 file system at",
     );
     fails(
-        &mut bed.command(&[
-            "attach",
-            "--cgroup",
-            "/tmp",
-            "--target",
-            "10.0.0.0/8:443",
-            "--to",
-            "1",
-        ]),
+        &mut bed.command(&["attach", "--cgroup", "/tmp", "--target", "10.0.0.0/8:443", "--to", "1"]),
         "a prefix of this family has at least 10 bits",
     );
     fails(
-        &mut bed.command(&[
-            "attach",
-            "--cgroup",
-            "/tmp",
-            "--target",
-            "127.64.0.1:443",
-            "--to",
-            "1",
-        ]),
+        &mut bed.command(&["attach", "--cgroup", "/tmp", "--target", "127.64.0.1:443", "--to", "1"]),
         "are where redirected connections go, and cannot be targets",
     );
     fails(&mut attach(&bed, &["--heartbeat", "499"]), "499 is not in 500..");
@@ -229,10 +199,7 @@ fn errors_say_what_to_do() {
     run(&mut bed.command(&["upgrade"]));
     assert!(!bed.pins().exists(), "what was refused has made nothing");
     run(&mut attach(&bed, &[]));
-    fails(
-        &mut attach(&bed, &["--owner", "other"]),
-        "is attached by `cli` (`--owner cli` speaks for it)",
-    );
+    fails(&mut attach(&bed, &["--owner", "other"]), "is attached by `cli` (`--owner cli` speaks for it)");
     fails(
         bed.command(&["detach", "--owner", "other", "--cgroup"]).arg(bed.cgroup("pod")),
         "is attached by `cli` (`--owner cli` speaks for it)",
@@ -261,9 +228,7 @@ fn a_relay_takes_webhook_calls_too_and_passes_them_on() {
     bed.wire("node");
     let pod = bed.cgroup("pod").display().to_string();
     let _servers = WEBHOOKS.map(|address| bed.target(address));
-    let call = |host: &str| -> Seen {
-        bed.client_in("node", &bed.cgroup("node"), &["once", host, "9443"])
-    };
+    let call = |host: &str| -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", host, "9443"]) };
     let webhooks = ["--webhook", WEBHOOKS[0], "--webhook", WEBHOOKS[1], "--cgroup", &pod];
     let early = bed.command(&["run", "--to", "15001"]).args(webhooks).output().unwrap();
     let error = String::from_utf8(early.stderr).unwrap();
@@ -322,9 +287,7 @@ fn a_relay_takes_sockets_for_ipv6_only() {
     let _process = crate::bed::Process(process);
     let mut relay = bed.relay();
     let _target = bed.target(TARGET_V6);
-    crate::bed::until("native IPv6 goes to the relay", || {
-        status(&bed)["attachments"][0]["ipv6"] == true
-    });
+    crate::bed::until("native IPv6 goes to the relay", || status(&bed)["attachments"][0]["ipv6"] == true);
     let seen = bed.connect(&pod, TARGET_V6, "v6only");
     assert!(seen.answer.starts_with("target ") && seen.peer == TARGET_V6, "{seen:?}");
     assert_ne!(seen.answer, format!("target {}", seen.local), "relayed, not direct");
@@ -377,8 +340,6 @@ fn a_relay_without_room_for_another_connection_goes_on() {
     let line = lines.find(|line| line.contains("no room for another connection"));
     assert!(line.unwrap().contains("refused=1"));
     drop(holding);
-    crate::bed::until("there is room again", || {
-        bed.connect(&pod, TARGET, "blocking").answer.starts_with("target ")
-    });
+    crate::bed::until("there is room again", || bed.connect(&pod, TARGET, "blocking").answer.starts_with("target "));
     assert!(relay.0.try_wait().unwrap().is_none(), "the relay ended");
 }

@@ -31,8 +31,7 @@ fn a_client_that_asks_for_its_peer_is_counted() {
     let mut interceptor = bed.interceptor();
     let pod = bed.cgroup("pod");
     let _proxy = bed.enrol(&mut interceptor, &bed.attach(&pod));
-    let _servers =
-        ["10.96.0.1:444", "127.64.0.1:9000", "[fd00:96::1]:444"].map(|at| bed.target(at));
+    let _servers = ["10.96.0.1:444", "127.64.0.1:9000", "[fd00:96::1]:444"].map(|at| bed.target(at));
     let mut counts = Counts::of(&interceptor);
     for target in [TARGET, TARGET_V6, "[::ffff:10.96.0.1]:443"] {
         bed.connect(&pod, target, "blocking");
@@ -83,12 +82,10 @@ fn what_arrives_in_a_pod_is_counted() {
     let address: SocketAddr = "10.244.1.5:9443".parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
     interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
-    let _servers =
-        [bed.target("10.244.1.5:9444"), bed.proxy(interceptor.originals().unwrap(), listener)];
+    let _servers = [bed.target("10.244.1.5:9444"), bed.proxy(interceptor.originals().unwrap(), listener)];
     let mut counts = Counts::of(&interceptor);
     // The kernel looks for a listener as often as it likes: once or more.
-    let mut names =
-        || counts.moved(&interceptor).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let mut names = || counts.moved(&interceptor).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     let call = |command: &[&str]| -> Seen { bed.client_in("node", &bed.cgroup("node"), command) };
     call(&["once", "10.244.1.5", "9443"]);
     assert_eq!(names(), ["inbound_taken"]);
@@ -115,9 +112,7 @@ fn an_event_that_does_not_fit_is_counted_and_the_others_are_kept() {
     let events: Vec<Event> = Events::open(&bed.pins()).unwrap().collect();
     assert_eq!(events.len() as u64 + counted("event_lost"), seen.refused);
     assert!(events.len() > 1000, "{}", events.len());
-    assert!(
-        events.iter().all(|event| event.slot == slot && event.outcome == "no_listener_refused")
-    );
+    assert!(events.iter().all(|event| event.slot == slot && event.outcome == "no_listener_refused"));
 }
 
 #[test]

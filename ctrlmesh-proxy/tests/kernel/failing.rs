@@ -72,10 +72,7 @@ fn a_listener_that_closes_is_noticed_at_once_and_one_that_comes_back_too() {
     let attach = bed.attach(&bed.cgroup("pod"));
     for _ in 0..3 {
         let proxy = bed.enrol(&mut interceptor, &attach);
-        assert_eq!(
-            bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
-            format!("proxy 0 {TARGET}")
-        );
+        assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer, format!("proxy 0 {TARGET}"));
         drop(proxy);
         assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error, "ECONNREFUSED");
     }

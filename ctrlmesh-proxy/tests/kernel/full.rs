@@ -61,10 +61,7 @@ fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
         error.to_string(),
         "table DESTINATIONS is full: it holds 255 entries (detach what is no longer needed, or name fewer targets)"
     );
-    assert_eq!(
-        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
-        format!("proxy 0 {TARGET}")
-    );
+    assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer, format!("proxy 0 {TARGET}"));
 }
 
 #[test]
@@ -102,10 +99,7 @@ fn a_caller_whom_no_table_knows_is_refused() {
     );
     let _target = bed.target(TARGET);
     assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
-    assert_eq!(
-        (counted(&interceptor, "table_full"), counted(&interceptor, "not_enrolled")),
-        (1, 1)
-    );
+    assert_eq!((counted(&interceptor, "table_full"), counted(&interceptor, "not_enrolled")), (1, 1));
     // There is room again: the same call attaches it properly.
     interceptor.detach(&bed.cgroup("first")).unwrap();
     let _proxy = bed.enrol(&mut interceptor, &second);

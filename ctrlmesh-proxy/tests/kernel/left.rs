@@ -46,12 +46,8 @@ fn a_folder_elsewhere_than_on_a_bpf_file_system_is_not_uninstalled() {
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let own = folder.path().join("maps");
     fs::create_dir(&own).unwrap();
-    let uninstall = |pins: &Path| {
-        ctrlmesh_intercept::uninstall(
-            &Options { pins: pins.to_owned(), ..Options::new("test") },
-            true,
-        )
-    };
+    let uninstall =
+        |pins: &Path| ctrlmesh_intercept::uninstall(&Options { pins: pins.to_owned(), ..Options::new("test") }, true);
     let error = uninstall(folder.path()).unwrap_err();
     assert!(matches!(error, Error::NoBpffs { .. }), "{error}");
     let names: Vec<_> = fs::read_dir(folder.path()).unwrap().flatten().collect();
@@ -145,23 +141,14 @@ fn a_relay_takes_no_webhook_calls_that_it_is_not_told_of_any_more() {
     bed.wire("node");
     run(&mut attach(&bed, &[]));
     let pod = bed.cgroup("pod").display().to_string();
-    let relay = bed.relay_with(&[
-        "--webhook",
-        "10.244.1.5:9443",
-        "--webhook",
-        "10.244.1.5:9444",
-        "--cgroup",
-        &pod,
-    ]);
+    let relay = bed.relay_with(&["--webhook", "10.244.1.5:9443", "--webhook", "10.244.1.5:9444", "--cgroup", &pod]);
     let taken = || status(&bed)["attachments"][0]["webhooks"].clone();
     until("both are taken", || taken().as_array().is_some_and(|taken| taken.len() == 2));
     relay.kill();
     let _servers = ["10.244.1.5:9443", "10.244.1.5:9444"].map(|address| bed.target(address));
     let relay = bed.relay_with(&["--webhook", "10.244.1.5:9443", "--cgroup", &pod]);
     until("one is given up", || taken() == serde_json::json!(["10.244.1.5:9443"]));
-    let call = |port: &str| -> Seen {
-        bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", port])
-    };
+    let call = |port: &str| -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", port]) };
     until_seen("it is relayed", || call("9443"), |seen| seen.answer.starts_with("target 127."));
     assert!(call("9444").answer.starts_with("target 10.244.1.1:"));
     relay.kill();

@@ -19,13 +19,8 @@ fn a_cgroup_that_is_gone_is_swept_with_its_maps_and_links() {
     std::fs::remove_dir(bed.cgroup("pod")).unwrap();
     assert!(!interceptor.status().unwrap().attachments[0].alive);
     assert_eq!(interceptor.sweep().unwrap(), [slot]);
-    let left: Vec<_> = interceptor
-        .status()
-        .unwrap()
-        .attachments
-        .into_iter()
-        .map(|attachment| attachment.slot)
-        .collect();
+    let left: Vec<_> =
+        interceptor.status().unwrap().attachments.into_iter().map(|attachment| attachment.slot).collect();
     assert_eq!(left, [stays]);
     assert!(!bed.pins().join(format!("pods/{slot}")).exists());
     assert_eq!(members(&bed).len(), 1, "only what stays is enrolled");
@@ -67,10 +62,7 @@ fn another_owners_cgroup_is_left_alone() {
     bed.interceptor().attach(&bed.attach(&pod)).unwrap();
     let mut other = Interceptor::open(bed.options("other")).unwrap();
     let error = other.attach(&bed.attach(&pod)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("{} is attached by `test` (`--owner test` speaks for it)", pod.display())
-    );
+    assert_eq!(error.to_string(), format!("{} is attached by `test` (`--owner test` speaks for it)", pod.display()));
     assert!(matches!(other.detach(&pod), Err(Error::Owned { .. })));
     assert_eq!(other.status().unwrap().attachments.len(), 1);
 }
@@ -150,9 +142,7 @@ fn an_address_that_connections_are_redirected_to_cannot_be_a_target() {
         let error = interceptor.attach(&attach).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!(
-                "{address} is an address that connections are redirected to, and cannot be a target"
-            )
+            format!("{address} is an address that connections are redirected to, and cannot be a target")
         );
     }
     assert!(interceptor.status().unwrap().attachments.is_empty());
@@ -179,16 +169,12 @@ fn what_is_no_cgroup_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let error = interceptor.attach(&bed.attach(folder.path())).unwrap_err();
     assert!(
-        error.to_string().starts_with(&format!(
-            "{} is not a cgroup of the cgroup2 file system at ",
-            folder.path().display()
-        )),
+        error
+            .to_string()
+            .starts_with(&format!("{} is not a cgroup of the cgroup2 file system at ", folder.path().display())),
         "{error}"
     );
-    assert!(matches!(
-        interceptor.attach(&bed.attach("/no/such".as_ref())),
-        Err(Error::NotACgroup { .. })
-    ));
+    assert!(matches!(interceptor.attach(&bed.attach("/no/such".as_ref())), Err(Error::NotACgroup { .. })));
     let root = ctrlmesh_intercept::cgroup::Hierarchy::find().unwrap();
     assert!(matches!(interceptor.attach(&bed.attach(root.mount())), Err(Error::RootCgroup(_))));
     assert!(interceptor.status().unwrap().attachments.is_empty());
@@ -224,18 +210,12 @@ fn a_cgroup_is_found_by_its_pods_uid_and_its_containers_id() {
     let uid = format!("{:08x}-93c1-4f6e-9d61-0f4b6f1f2a3b", std::process::id());
     let pods = [
         (
-            format!(
-                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice",
-                uid.replace('-', "_")
-            ),
+            format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice", uid.replace('-', "_")),
             "cri-containerd-c0ffee.scope",
         ),
         (format!("kubepods/besteffort/pod{uid}"), "c0ffee"),
         (format!("kubepods/pod{uid}"), "c0ffee"),
-        (
-            format!("kubepods.slice/kubepods-pod{}.slice", uid.replace('-', "_")),
-            "crio-c0ffee.scope",
-        ),
+        (format!("kubepods.slice/kubepods-pod{}.slice", uid.replace('-', "_")), "crio-c0ffee.scope"),
         (format!("node/kubelet/kubepods/burstable/pod{uid}"), "c0ffee"),
         (
             format!(
@@ -290,37 +270,25 @@ fn a_thousand_pods_are_attached_and_work() {
     );
     let last = pods.len() - 1;
     let listener = ctrlmesh_intercept::listener::outbound(&bed.net(), PROXY).unwrap();
-    interceptor
-        .listen(ctrlmesh_intercept::Slot::new(u16::try_from(last).unwrap()), &listener)
-        .unwrap();
+    interceptor.listen(ctrlmesh_intercept::Slot::new(u16::try_from(last).unwrap()), &listener).unwrap();
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
-    assert_eq!(
-        bed.connect(&pods[last], TARGET, "blocking").answer,
-        format!("proxy {last} {TARGET}")
-    );
+    assert_eq!(bed.connect(&pods[last], TARGET, "blocking").answer, format!("proxy {last} {TARGET}"));
     assert_eq!(bed.connect(&pods[0], TARGET, "blocking").error, "ECONNREFUSED");
     let start = Instant::now();
     interceptor.upgrade().unwrap();
     eprintln!("upgrade of {} pods: {:?}", pods.len(), start.elapsed());
-    assert_eq!(
-        bed.connect(&pods[last], TARGET, "blocking").answer,
-        format!("proxy {last} {TARGET}")
-    );
+    assert_eq!(bed.connect(&pods[last], TARGET, "blocking").answer, format!("proxy {last} {TARGET}"));
     // One table for all: a change reaches every pod.
     let mut attach = bed.attach(&pods[0]);
     attach.targets = targets(&["10.97.3.7:443"]);
     interceptor.attach(&attach).unwrap();
-    assert_eq!(
-        bed.connect(&pods[last], "10.97.3.7:443", "blocking").answer,
-        format!("proxy {last} 10.97.3.7:443")
-    );
+    assert_eq!(bed.connect(&pods[last], "10.97.3.7:443", "blocking").answer, format!("proxy {last} 10.97.3.7:443"));
 }
 
 /// Cgroups that the kernel knows.
 fn members(bed: &Bed) -> Vec<u64> {
     let map = aya::maps::MapData::from_pin(bed.pins().join("maps/MEMBERS")).unwrap();
-    let map: aya::maps::HashMap<_, u64, u64> =
-        aya::maps::Map::from_map_data(map).unwrap().try_into().unwrap();
+    let map: aya::maps::HashMap<_, u64, u64> = aya::maps::Map::from_map_data(map).unwrap().try_into().unwrap();
     map.keys().collect::<Result<_, _>>().unwrap()
 }
 
@@ -340,21 +308,12 @@ fn locked(bed: &Bed) -> u64 {
 
 fn memlock(map: &aya::maps::MapData) -> u64 {
     use std::os::fd::{AsFd as _, AsRawFd as _};
-    let info =
-        std::fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd()))
-            .unwrap();
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd())).unwrap();
     info.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap().trim().parse().unwrap()
 }
 
 /// Resident memory of this process in KiB.
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .unwrap()
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .unwrap()
+    status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().trim().trim_end_matches(" kB").parse().unwrap()
 }

@@ -75,8 +75,7 @@ fn a_pod_is_the_same_to_its_owner_who_sees_cgroups_elsewhere() {
     let seen = at.path().join(name).display().to_string();
     let shown = there(&["status"]);
     assert!(shown.contains(&format!("slot 0  {seen}\n")), "{shown}");
-    let attach =
-        ["attach", "--target", TARGET, "--to", "15001", "--cgroup", name.to_str().unwrap()];
+    let attach = ["attach", "--target", TARGET, "--to", "15001", "--cgroup", name.to_str().unwrap()];
     // It sweeps first.
     assert_eq!(there(&attach), format!("attached {seen} in slot 0\n"));
     assert_eq!(there(&attach), format!("attached {seen} in slot 0\n"));

@@ -133,10 +133,7 @@ async fn a_pod_that_is_gone_is_let_go_of_and_the_others_notice_nothing() {
     let cgroup = node.bed.cgroup("a");
     until("the cgroup to be empty", || async { fs::remove_dir(&cgroup).is_ok() }).await;
     served(&proxy, 1.0).await;
-    until("the kernel to hold only the other", || async {
-        node.attached() == [node.bed.cgroup("b")]
-    })
-    .await;
+    until("the kernel to hold only the other", || async { node.attached() == [node.bed.cgroup("b")] }).await;
     let page = crate::harness::client::plain_get(proxy.admin, "/metrics").await.1;
     assert!(!page.contains(r#"pod="ops/a""#) && page.contains(r#"pod="ops/b""#), "{page}");
     assert_eq!(b.ask(POD), shows("b"));
@@ -158,10 +155,7 @@ async fn a_pod_off_the_list_is_served_no_more_and_its_connections_end() {
     assert_eq!(operator.anew(), shows("a"));
     node.list(&[b]);
     served(&proxy, 1.0).await;
-    until("its connections to end", || async {
-        proxy.metric("ctrlmesh_proxy_connections").await == 0.0
-    })
-    .await;
+    until("its connections to end", || async { proxy.metric("ctrlmesh_proxy_connections").await == 0.0 }).await;
     assert!(operator.ask(POD)["error"].is_string());
 }
 
@@ -193,10 +187,7 @@ async fn what_a_pod_waits_for_is_said_again_where_it_comes_back() {
     for times in 1..=2 {
         until("the complaint", || async { said() == times }).await;
         node.list(std::slice::from_ref(&b));
-        until("nobody to wait", || async {
-            proxy.metric("ctrlmesh_proxy_pods_waiting").await == 0.0
-        })
-        .await;
+        until("nobody to wait", || async { proxy.metric("ctrlmesh_proxy_pods_waiting").await == 0.0 }).await;
         node.list(&[a.clone(), b.clone()]);
     }
 }

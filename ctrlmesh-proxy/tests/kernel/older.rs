@@ -126,10 +126,7 @@ fn a_kernel_that_lends_a_helper_to_other_programs_only_is_told_which_feature_it_
     let bed = Bed::new();
     for (helper, feature) in [
         (GET_RETVAL, "seeing what another program decided (bpf_get_retval in connect programs)"),
-        (
-            SET_RETVAL,
-            "refusing a connection with ECONNREFUSED (bpf_set_retval in connect programs)",
-        ),
+        (SET_RETVAL, "refusing a connection with ECONNREFUSED (bpf_set_retval in connect programs)"),
     ] {
         // The first program that is loaded, `getpeername4`, may call neither.
         let error = Patched::calling(LOOKUP, helper).attach(&bed);
@@ -145,17 +142,13 @@ fn a_kernel_without_ring_buffers_is_told_so() {
     let patched = Patched::with(|object| {
         // Kind, bytes of a key, bytes of a value, entries: a ring buffer as the object describes it.
         let ring = [27u32, 0, 0, 256 * 1024].map(u32::to_le_bytes).concat();
-        let maps: Vec<usize> =
-            (0..object.len() - 16).filter(|at| object[*at..].starts_with(&ring)).collect();
+        let maps: Vec<usize> = (0..object.len() - 16).filter(|at| object[*at..].starts_with(&ring)).collect();
         assert_eq!(maps.len(), 1, "{maps:?}");
         // A hash table without a key: refused as a kind is that the kernel does not know.
         object[maps[0]..maps[0] + 4].copy_from_slice(&1u32.to_le_bytes());
     });
     let error = patched.attach(&bed);
-    assert!(
-        error.contains("is too old: reporting connections (a ring buffer) needs Linux 5.8"),
-        "{error}"
-    );
+    assert!(error.contains("is too old: reporting connections (a ring buffer) needs Linux 5.8"), "{error}");
 }
 
 #[test]

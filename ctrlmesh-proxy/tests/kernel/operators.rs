@@ -37,10 +37,9 @@ impl Node {
     /// The API server answers with what it was asked.
     pub(crate) async fn new() -> Self {
         let (bed, pki) = (Bed::new(), Pki::new());
-        let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move {
-            whole(StatusCode::OK, seen.target)
-        })
-        .await;
+        let upstream =
+            Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move { whole(StatusCode::OK, seen.target) })
+                .await;
         Self { bed, pki, upstream }
     }
 

@@ -44,10 +44,7 @@ fn so_original_dst_shows_the_original_to_a_proxy_in_both_families() {
         let seen = bed.connect(&pod, target, "v6only");
         assert_eq!((&seen.answer, &*seen.peer), (&format!("proxy {target}"), target));
     }
-    assert_eq!(
-        bed.connect(&bed.cgroup("pod"), "[::ffff:10.96.0.1]:443", "blocking").answer,
-        format!("proxy {TARGET}")
-    );
+    assert_eq!(bed.connect(&bed.cgroup("pod"), "[::ffff:10.96.0.1]:443", "blocking").answer, format!("proxy {TARGET}"));
 }
 
 #[test]
@@ -75,10 +72,7 @@ fn so_original_dst_says_nothing_of_a_connection_that_was_not_redirected() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let _proxy = foreign(&bed, &mut interceptor);
-    assert_eq!(
-        bed.connect(&bed.cgroup("pod"), "127.0.0.1:15001", "blocking").answer,
-        "proxy unknown"
-    );
+    assert_eq!(bed.connect(&bed.cgroup("pod"), "127.0.0.1:15001", "blocking").answer, "proxy unknown");
 }
 
 #[test]
@@ -102,8 +96,7 @@ fn getpeername_shows_the_original_to_the_client() {
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.targets = targets(&[TARGET, TARGET_V6, "10.97.0.0/16:443", "[fd00:97::/112]:443"]);
     let _proxy = bed.enrol(&mut interceptor, &attach);
-    for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443", "[::ffff:10.96.0.1]:443"]
-    {
+    for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443", "[::ffff:10.96.0.1]:443"] {
         let seen: Seen = bed.connect(&bed.cgroup("pod"), target, "blocking");
         assert_eq!(seen.peer, target, "{seen:?}");
     }
@@ -138,13 +131,7 @@ fn an_older_connection_is_still_explained_after_its_target_is_gone() {
         .map(|found| found.target.to_string())
         .collect();
     assert_eq!(known.len(), 3, "{known:?}");
-    assert!(
-        known.contains(&TARGET.to_owned()) && known.contains(&"10.97.3.7:443".to_owned()),
-        "{known:?}"
-    );
-    assert_eq!(
-        bed.connect(&bed.cgroup("pod"), "10.97.3.7:443", "blocking").answer,
-        "proxy 0 10.97.3.7:443"
-    );
+    assert!(known.contains(&TARGET.to_owned()) && known.contains(&"10.97.3.7:443".to_owned()), "{known:?}");
+    assert_eq!(bed.connect(&bed.cgroup("pod"), "10.97.3.7:443", "blocking").answer, "proxy 0 10.97.3.7:443");
     drop(proxy);
 }

@@ -9,11 +9,7 @@ fn pins_are_for_root_only() {
     let bed = Bed::new();
     drop(bed.interceptor());
     for folder in ["", "maps", "pods", "cgroups"] {
-        assert_eq!(
-            std::fs::metadata(bed.pins().join(folder)).unwrap().permissions().mode() & 0o777,
-            0o700,
-            "{folder}"
-        );
+        assert_eq!(std::fs::metadata(bed.pins().join(folder)).unwrap().permissions().mode() & 0o777, 0o700, "{folder}");
     }
 }
 
@@ -29,11 +25,7 @@ fn a_folder_in_which_others_have_a_part_is_no_place_for_pins() {
     };
     let refused = |folder: &std::path::Path| {
         // Who only reads would believe what others wrote.
-        let errors = [
-            open().unwrap_err(),
-            Status::read(&pins).unwrap_err(),
-            Originals::open(&pins).err().unwrap(),
-        ];
+        let errors = [open().unwrap_err(), Status::read(&pins).unwrap_err(), Originals::open(&pins).err().unwrap()];
         for error in errors {
             let shared = matches!(&error, Error::Shared { path, .. } if path == folder);
             assert!(shared, "{}: {error}", folder.display());
@@ -72,8 +64,6 @@ fn the_bpf_file_system_itself_is_no_place_for_pins() {
 #[test]
 fn pins_go_nowhere_but_to_a_bpf_file_system() {
     let folder = tempfile::tempdir().unwrap();
-    let error =
-        Interceptor::open(Options { pins: folder.path().join("pins"), ..Options::new("test") })
-            .unwrap_err();
+    let error = Interceptor::open(Options { pins: folder.path().join("pins"), ..Options::new("test") }).unwrap_err();
     assert!(matches!(error, Error::NoBpffs { .. }), "{error}");
 }

@@ -36,15 +36,10 @@ fn three_capabilities_are_enough() {
     // On a machine where nobody has attached anything yet.
     assert!(!bed.pins().exists());
     let attach = attach(&pod);
-    let all: [&[&str]; 6] =
-        [&attach, &["status"], &attach, &["upgrade"], &["detach"], &["uninstall"]];
+    let all: [&[&str]; 6] = [&attach, &["status"], &attach, &["upgrade"], &["detach"], &["uninstall"]];
     for arguments in all {
         let output = with(&bed, THREE, arguments);
-        assert!(
-            output.status.success(),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         if arguments == ["status"] {
             let _target = bed.target(TARGET);
             assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error, "ECONNREFUSED");
@@ -120,22 +115,14 @@ fn each_of_the_three_is_needed_and_named_when_missing() {
 #[test]
 fn entering_a_pods_namespace_takes_one_more_and_it_is_named() {
     let bed = Bed::new();
-    for (given, enough) in [
-        ("-all,+bpf,+net_admin,+perfmon", false),
-        ("-all,+bpf,+net_admin,+perfmon,+sys_admin", true),
-    ] {
+    for (given, enough) in
+        [("-all,+bpf,+net_admin,+perfmon", false), ("-all,+bpf,+net_admin,+perfmon,+sys_admin", true)]
+    {
         let mut command = Command::new("setpriv");
-        command
-            .args(["--bounding-set", given, "--inh-caps", given])
-            .arg(std::env::current_exe().unwrap());
-        command.args([
-            "--exact",
-            "--nocapture",
-            "privilege::listens_in_the_namespace_of_the_environment",
-        ]);
+        command.args(["--bounding-set", given, "--inh-caps", given]).arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "--nocapture", "privilege::listens_in_the_namespace_of_the_environment"]);
         let output = command.env("CTRLMESH_TEST_NAMESPACE", bed.path("")).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned()
-            + &String::from_utf8_lossy(&output.stderr);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), enough, "{text}");
         assert_eq!(text.contains("not permitted; missing CAP_SYS_ADMIN"), !enough, "{text}");
     }
@@ -147,10 +134,9 @@ fn making_our_prefix_local_takes_net_admin_and_it_is_named() {
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
     interceptor.attach(&bed.attach(&pod)).unwrap();
-    for (given, enough) in [
-        ("-all,+bpf,+perfmon,+sys_admin", false),
-        ("-all,+bpf,+net_admin,+perfmon,+sys_admin", true),
-    ] {
+    for (given, enough) in
+        [("-all,+bpf,+perfmon,+sys_admin", false), ("-all,+bpf,+net_admin,+perfmon,+sys_admin", true)]
+    {
         let mut command = Command::new("setpriv");
         command.args(["--bounding-set", given, "--inh-caps", given]);
         command.arg(std::env::current_exe().unwrap()).args([
@@ -160,11 +146,10 @@ fn making_our_prefix_local_takes_net_admin_and_it_is_named() {
         ]);
         command.env("CTRLMESH_TEST_NAMESPACE", bed.path(""));
         let output = command.env("CTRLMESH_TEST_PINS", bed.pins()).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned()
-            + &String::from_utf8_lossy(&output.stderr);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), enough, "{text}");
-        let refused = text.contains("make our IPv6 prefix local in ")
-            && text.contains("not permitted; missing CAP_NET_ADMIN");
+        let refused =
+            text.contains("make our IPv6 prefix local in ") && text.contains("not permitted; missing CAP_NET_ADMIN");
         assert_eq!(refused, !enough, "{text}");
         assert_eq!(interceptor.status().unwrap().attachments[0].ipv6, enough);
     }
@@ -177,10 +162,9 @@ fn a_beat_for_another_users_pod_takes_ptrace_and_it_is_named() {
     let attach = ["attach", "--target", TARGET, "--to", "15001", "--heartbeat", "60000"];
     assert!(bed.command(&attach).arg("--cgroup").arg(&pod).status().unwrap().success());
     let _operator = bed.nobody(&pod, "");
-    for (given, enough) in [
-        ("-all,+bpf,+net_admin,+perfmon", false),
-        ("-all,+bpf,+net_admin,+perfmon,+sys_ptrace", true),
-    ] {
+    for (given, enough) in
+        [("-all,+bpf,+net_admin,+perfmon", false), ("-all,+bpf,+net_admin,+perfmon,+sys_ptrace", true)]
+    {
         let plain = bed.command(&["run", "--to", "15001"]);
         let mut command = bed.inside(&bed.cgroup("relay"), "", "setpriv");
         command.args(["--bounding-set", given, "--inh-caps", given]);
@@ -218,10 +202,9 @@ fn a_webhook_program_is_found_again_by_a_process_of_another_user_with_ptrace() {
     drop(first);
     drop(interceptor);
     let object = bed.pins().join(format!("pods/{slot}/inbound-object"));
-    for (given, enough) in [
-        ("-all,+bpf,+net_admin,+perfmon", false),
-        ("-all,+bpf,+net_admin,+perfmon,+sys_ptrace", true),
-    ] {
+    for (given, enough) in
+        [("-all,+bpf,+net_admin,+perfmon", false), ("-all,+bpf,+net_admin,+perfmon,+sys_ptrace", true)]
+    {
         std::fs::remove_file(&object).unwrap();
         std::os::unix::fs::symlink("another", &object).unwrap();
         let output = with(&bed, given, &["--owner", "test", "detach", "--cgroup", "/nowhere"]);
@@ -238,8 +221,8 @@ fn makes_our_prefix_local_in_the_namespace_of_the_environment() {
     let namespace = std::env::var_os("CTRLMESH_TEST_NAMESPACE").unwrap();
     let namespace = Namespace::open(namespace.as_ref()).unwrap();
     let options = Options { pins: pins.into(), ..Options::new("test") };
-    let served = Interceptor::open(options)
-        .and_then(|mut interceptor| interceptor.serve_ipv6(Slot::new(0), &namespace));
+    let served =
+        Interceptor::open(options).and_then(|mut interceptor| interceptor.serve_ipv6(Slot::new(0), &namespace));
     if let Err(error) = served {
         panic!("{error}");
     }

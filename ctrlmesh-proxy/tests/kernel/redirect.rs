@@ -22,8 +22,7 @@ pub(crate) fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
     change(&bed, &mut attach);
     let mut servers = vec![bed.enrol(&mut interceptor, &attach)];
     servers.extend(
-        [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"]
-            .map(|address| bed.target(address)),
+        [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"].map(|address| bed.target(address)),
     );
     Enrolled { bed, pod, interceptor, _servers: servers }
 }

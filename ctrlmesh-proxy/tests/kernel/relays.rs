@@ -23,8 +23,7 @@ fn webhook_calls_fail_as_the_pod_does_when_the_relay_hangs() {
     attach(&[]);
     let _server = bed.target(WEBHOOK);
     let relay = bed.relay_with(&["--webhook", WEBHOOK, "--cgroup", &pod]);
-    let call =
-        || -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", "9443"]) };
+    let call = || -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", "9443"]) };
     let relayed = |seen: &Seen| seen.answer.starts_with("target 127.0.0.2:");
     until_seen("the relay beats", call, relayed);
     signalled(&relay, Signal::SIGSTOP);

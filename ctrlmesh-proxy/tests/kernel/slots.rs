@@ -226,10 +226,7 @@ fn two_pods_cannot_have_the_webhook_calls_of_one_address() {
     let slots = ["a", "b"].map(|pod| interceptor.attach(&bed.attach(&bed.cgroup(pod))).unwrap());
     interceptor.take_inbound(slots[0], &bed.net(), webhook, &listener).unwrap();
     let again = interceptor.take_inbound(slots[1], &bed.net(), webhook, &listener);
-    assert_eq!(
-        again.unwrap_err().to_string(),
-        "webhook calls to 10.96.0.1:9443 are taken for the pod in slot 0"
-    );
+    assert_eq!(again.unwrap_err().to_string(), "webhook calls to 10.96.0.1:9443 are taken for the pod in slot 0");
 }
 
 #[test]

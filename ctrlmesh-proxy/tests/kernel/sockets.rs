@@ -17,8 +17,7 @@ pub(crate) fn passive_fast_opens(bed: &Bed) -> u64 {
     let command = &mut bed.inside(&bed.cgroup("other"), "", "cat");
     let netstat = command.arg("/proc/self/net/netstat").output().unwrap();
     let netstat = String::from_utf8(netstat.stdout).unwrap();
-    let mut lines =
-        netstat.lines().filter(|line| line.starts_with("TcpExt:")).map(|line| line.split(' '));
+    let mut lines = netstat.lines().filter(|line| line.starts_with("TcpExt:")).map(|line| line.split(' '));
     let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
     names.zip(values).find(|(name, _)| *name == "TCPFastOpenPassive").unwrap().1.parse().unwrap()
 }

@@ -26,10 +26,7 @@ fn uninstalling_takes_another_owners_pods_only_when_told_to() {
     run(&mut attach(&bed, &["--owner", "other"]));
     let output = bed.command(&["uninstall"]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        !output.status.success() && error.contains("attached by `other`; nothing of this owner's"),
-        "{error}"
-    );
+    assert!(!output.status.success() && error.contains("attached by `other`; nothing of this owner's"), "{error}");
     assert!(error.contains("`--force`"), "{error}");
     assert_eq!(status(&bed)["attachments"].as_array().unwrap().len(), 1);
     run(&mut bed.command(&["uninstall", "--force"]));

@@ -26,9 +26,7 @@ fn outside(bed: &Bed, address: &str, how: &str) -> Seen {
 #[test]
 fn an_unspecified_address_is_loopback() {
     let (bed, _servers) = local(&[LOOPBACK, LOOPBACK_V6]);
-    for (address, target) in
-        [(UNSPECIFIED, LOOPBACK), (UNSPECIFIED_V6, LOOPBACK_V6), (MAPPED, LOOPBACK)]
-    {
+    for (address, target) in [(UNSPECIFIED, LOOPBACK), (UNSPECIFIED_V6, LOOPBACK_V6), (MAPPED, LOOPBACK)] {
         assert!(outside(&bed.bed, address, "blocking").answer.starts_with("target "), "a way past");
         for how in ["blocking", "nonblocking", "uring", "fastopen", "bound", "mptcp"] {
             let seen = bed.connect(address, how);

@@ -22,8 +22,7 @@ fn attached(cgroup: &Path) -> (usize, usize) {
     let mut command = Command::new("bpftool");
     let output = command.args(["--json", "cgroup", "show"]).arg(cgroup).output().unwrap();
     let programs: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
-    let kinds: BTreeSet<_> =
-        programs.iter().map(|program| &program["attach_type"]).map(ToString::to_string).collect();
+    let kinds: BTreeSet<_> = programs.iter().map(|program| &program["attach_type"]).map(ToString::to_string).collect();
     (programs.len(), kinds.len())
 }
 
@@ -61,10 +60,7 @@ fn a_proxy_that_is_killed_and_restarted_is_never_bypassed() {
     assert_eq!(seen.direct, 0, "{seen:?}");
     // Every round began with a connection that was redirected and ended with one that was refused; one that the relay
     // had when it was killed is broken.
-    assert!(
-        seen.proxied >= 1 && seen.refused >= rounds as u64 && seen.errors.is_empty(),
-        "{seen:?}"
-    );
+    assert!(seen.proxied >= 1 && seen.refused >= rounds as u64 && seen.errors.is_empty(), "{seen:?}");
     assert!(seen.proxied + seen.broken >= rounds as u64, "{seen:?}");
     bypassed(&bed, &mut interceptor, &pod);
 }
@@ -94,11 +90,7 @@ fn a_loader_upgrade_under_load_loses_no_connection() {
     }
     let seen: Hammered = client.finish();
     eprintln!("{} upgrades: {seen:?}", count(1000));
-    assert_eq!(
-        (seen.direct, seen.refused, seen.broken, seen.errors.len()),
-        (0, 0, 0, 0),
-        "{seen:?}"
-    );
+    assert_eq!((seen.direct, seen.refused, seen.broken, seen.errors.len()), (0, 0, 0, 0), "{seen:?}");
     assert!(seen.proxied > count(1000) as u64);
     bypassed(&bed, &mut interceptor, &pod);
 }
@@ -124,11 +116,7 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
         until("the client goes on", || counted(&interceptor, "inbound_taken") > before);
     }
     let seen: Hammered = client.finish();
-    assert_eq!(
-        (seen.direct, seen.refused, seen.broken, seen.errors.len()),
-        (0, 0, 0, 0),
-        "{seen:?}"
-    );
+    assert_eq!((seen.direct, seen.refused, seen.broken, seen.errors.len()), (0, 0, 0, 0), "{seen:?}");
     assert_eq!((counted(&interceptor, "inbound_refused"), seen.proxied > 0), (0, true));
     let after = linked(&pin);
     assert!(before.0 != after.0 && before.1 != after.1, "the program is still the old one");
@@ -152,8 +140,7 @@ fn an_upgrade_says_where_it_could_not_replace_the_webhook_program_and_replaces_t
     std::fs::remove_file(bed.pin(lost, "inbound-object")).unwrap();
     std::os::unix::fs::symlink("another", bed.pin(lost, "inbound-object")).unwrap();
     let output = bed.command(&["upgrade"]).output().unwrap();
-    let (shown, error) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (shown, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let expected = format!("no process of {} is in network namespace", pods[0].display());
     assert!(!output.status.success() && error.contains(&expected), "{error}");
     assert_eq!(shown, format!("upgraded {}\n", pods[1].display()));
@@ -293,8 +280,7 @@ fn a_user_who_runs_a_newer_version_gets_its_programs_and_loses_no_connection() {
 fn a_pod_whose_programs_cannot_be_replaced_keeps_them_and_the_others_get_theirs() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
-    let [held, other] = ["held/pod", "other"]
-        .map(|name| interceptor.attach(&bed.attach(&bed.cgroup(name))).unwrap());
+    let [held, other] = ["held/pod", "other"].map(|name| interceptor.attach(&bed.attach(&bed.cgroup(name))).unwrap());
     crate::life::hold(&bed.cgroup("held"), &bed.pin(other, "connect4"));
     drop(interceptor);
     for slot in [held, other] {
@@ -320,8 +306,7 @@ fn a_cgroup_that_goes_while_programs_are_replaced_stops_nobody() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let pods: Vec<_> = (0..60).map(|n| bed.cgroup(&format!("pod-{n}"))).collect();
-    let slots: Vec<_> =
-        pods.iter().map(|pod| interceptor.attach(&bed.attach(pod)).unwrap()).collect();
+    let slots: Vec<_> = pods.iter().map(|pod| interceptor.attach(&bed.attach(pod)).unwrap()).collect();
     let first = bed.pin(slots[0], "connect4");
     let before = linked(&first);
     std::thread::scope(|scope| {

@@ -70,8 +70,7 @@ fn another_loader_has_its_turn_while_programs_are_replaced() {
         until("the first is replaced", || linked(&first) != before);
         let lock = File::open(bed.pins()).unwrap();
         lock.lock().unwrap();
-        let outdated =
-            |slot| fs::read_link(bed.pin(slot, "object")).unwrap() == Path::new("another");
+        let outdated = |slot| fs::read_link(bed.pin(slot, "object")).unwrap() == Path::new("another");
         assert!(slots.iter().any(|slot| outdated(*slot)), "all are replaced before anybody's turn");
         drop(lock);
         drop(replacing.join().unwrap());

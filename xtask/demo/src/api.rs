@@ -86,11 +86,7 @@ impl Api {
 
     fn ask(&self, method: Method, path: &str, body: Option<&Value>, kind: &str) -> Result<Value> {
         let bytes = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
-        let request = Request::builder()
-            .method(method.clone())
-            .uri(path)
-            .header("content-type", kind)
-            .body(bytes)?;
+        let request = Request::builder().method(method.clone()).uri(path).header("content-type", kind).body(bytes)?;
         let answer = async { timeout(ANSWER_WITHIN, self.client.request(request)).await };
         let answer = self.runtime.block_on(answer).context("no answer in time")?;
         answer.with_context(|| format!("{method} {path}"))

@@ -218,9 +218,7 @@ mod tests {
         assert_eq!((event.pod.as_deref(), event.code, event.ended), (Some("op-0"), 200, false));
         assert_eq!((event.source.as_str(), event.agent.as_str()), ("10.213.0.2", "op/v0"));
         assert_eq!(event.at, "2026-11-21T15:00:01.5Z".parse().unwrap());
-        let Request::Read { resource, namespace, selector, watch } = event.request else {
-            panic!("{event:?}")
-        };
+        let Request::Read { resource, namespace, selector, watch } = event.request else { panic!("{event:?}") };
         assert_eq!(resource.to_string(), "websites.web.example.com");
         assert!(namespace.is_empty() && watch);
         assert_eq!(selector.unwrap().to_string(), "ctrlmesh.kusionstack.io/sharding-hash in (0,1)");

@@ -34,9 +34,7 @@ pub(crate) fn changed(environment: &Environment, number: u64) -> Result<String> 
     let clock = Instant::now();
     let objects = environment.change_all(number)?;
     environment.observer.settle()?;
-    environment
-        .observer
-        .until("every change to be followed", WHOLE_WITHIN, |table| table.pending == 0)?;
+    environment.observer.until("every change to be followed", WHOLE_WITHIN, |table| table.pending == 0)?;
     let took = seconds(clock.elapsed());
     Ok(format!("{objects} objects changed, and followed by the operator, in {took}"))
 }
@@ -55,19 +53,15 @@ pub(crate) fn written<T>(
 
 /// That there was work, and no object of it was changed by two replicas, though all could be.
 pub(crate) fn steady(environment: &Environment, start: Timestamp) -> Result<String> {
-    #[expect(
-        clippy::redundant_closure_for_method_calls,
-        reason = "the method is that of one lifetime only"
-    )]
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is that of one lifetime only")]
     written(environment, start, |write_check, span| write_check.steady(span))
 }
 
 /// The same of all the time since something moved last, whatever died meanwhile; and that each object was changed by a
 /// replica of the shard that has its slot.
 pub(crate) fn still(environment: &Environment) -> Result<String> {
-    let LastMove { since, canary } = environment
-        .rules(|rules| rules.still())
-        .context("nothing was ever divided, or it moves")?;
+    let LastMove { since, canary } =
+        environment.rules(|rules| rules.still()).context("nothing was ever divided, or it moves")?;
     let replicas = shards_of(&environment.observer.table());
     let report = written(environment, since, |write_check, span| {
         write_check.own(span, &replicas, |space| vec![shard_of(space, canary)])?;
@@ -91,10 +85,7 @@ pub(crate) fn is_seen(environment: &Environment, start: Timestamp) -> Result<boo
 }
 
 /// Whether there are requests, and all came from such addresses.
-fn come_from<'a>(
-    requests: impl Iterator<Item = &'a RequestRecord>,
-    own: &BTreeSet<String>,
-) -> bool {
+fn come_from<'a>(requests: impl Iterator<Item = &'a RequestRecord>, own: &BTreeSet<String>) -> bool {
     let mut requests = requests.peekable();
     requests.peek().is_some() && requests.all(|one| own.contains(&one.source))
 }
@@ -134,19 +125,13 @@ fn past_the_proxy<'a>(
     own: &BTreeSet<String>,
     proxies: Option<&BTreeSet<String>>,
 ) -> Option<&'a RequestRecord> {
-    requests.iter().find(|one| {
-        own.contains(&one.source) || proxies.is_some_and(|known| !known.contains(&one.source))
-    })
+    requests.iter().find(|one| own.contains(&one.source) || proxies.is_some_and(|known| !known.contains(&one.source)))
 }
 
 /// That what runs now of a workload of ours is another container each: so it was killed, or restarted, indeed.
-pub(crate) fn all_replaced(
-    before: &BTreeMap<String, String>,
-    after: &BTreeMap<String, String>,
-) -> Result<()> {
+pub(crate) fn all_replaced(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Result<()> {
     ensure!(!before.is_empty() && !after.is_empty(), "nothing runs: {before:?} -> {after:?}");
-    let stayed =
-        after.values().find(|one| one.is_empty() || before.values().any(|old| old == *one));
+    let stayed = after.values().find(|one| one.is_empty() || before.values().any(|old| old == *one));
     ensure!(stayed.is_none(), "it was not replaced: {before:?} -> {after:?}");
     Ok(())
 }
@@ -155,10 +140,7 @@ pub(crate) fn all_replaced(
 /// anew: of answers only success, 404 and 409, with which an operator works, and 410, which ends a watch. How many
 /// connections broke is only said, of each replica: one for each request that was under way, and one more each time it
 /// was tried again before a proxy was there.
-pub(crate) fn only_retried(
-    before: &BTreeMap<String, Answers>,
-    after: &BTreeMap<String, Answers>,
-) -> Result<String> {
+pub(crate) fn only_retried(before: &BTreeMap<String, Answers>, after: &BTreeMap<String, Answers>) -> Result<String> {
     let (mut answered, mut broken) = (0.0, Vec::new());
     for (pod, answers) in after {
         let earlier = before.get(pod).with_context(|| format!("{pod} is new"))?;
@@ -182,8 +164,7 @@ pub(crate) fn only_retried(
 
 /// That each replica has asked for objects of work of its own shard's slots only.
 pub(crate) fn only_own(environment: &Environment, start: Timestamp) -> Result<String> {
-    let divided: Vec<Resource> =
-        environment.work.kinds().iter().map(|kind| kind.resource()).collect();
+    let divided: Vec<Resource> = environment.work.kinds().iter().map(|kind| kind.resource()).collect();
     let (shards, asked) = environment.observer.both(|world, history| {
         let of = |(pod, one): (&String, &Activity)| -> Vec<(String, ListOrWatch)> {
             one.asked().iter().map(|asked| (pod.clone(), asked.clone())).collect()
@@ -203,13 +184,8 @@ pub(crate) fn landed(environment: &Environment, canary: SlotSet) -> Result<()> {
         for work in &world.work {
             let wanted = shard_of(&work.namespace, canary);
             let owners: Vec<_> = world.owners(work, history).collect();
-            let shards: Vec<_> =
-                owners.iter().map(|owner| world.pods[*owner].shard.as_deref()).collect();
-            ensure!(
-                shards == [Some(wanted.as_str())],
-                "{}: {owners:?} of {shards:?}, not {wanted}",
-                work.namespace
-            );
+            let shards: Vec<_> = owners.iter().map(|owner| world.pods[*owner].shard.as_deref()).collect();
+            ensure!(shards == [Some(wanted.as_str())], "{}: {owners:?} of {shards:?}, not {wanted}", work.namespace);
         }
         Ok(())
     })
@@ -296,11 +272,8 @@ mod tests {
 
     #[test]
     fn bypasses_cannot_be_ruled_out_where_pods_are_masqueraded() {
-        let asked = |source: &str| RequestRecord {
-            at: Timestamp::UNIX_EPOCH,
-            pod: "op".to_owned(),
-            source: source.to_owned(),
-        };
+        let asked =
+            |source: &str| RequestRecord { at: Timestamp::UNIX_EPOCH, pod: "op".to_owned(), source: source.to_owned() };
         let own = BTreeSet::from(["10.0.0.7".to_owned()]);
         assert!(come_from([asked("10.0.0.7")].iter(), &own));
         assert!(!come_from([asked("10.0.0.7"), asked("192.0.2.1")].iter(), &own));
@@ -314,16 +287,12 @@ mod tests {
 
     #[test]
     fn requests_from_former_or_unknown_pod_addresses_are_bypasses() {
-        let asked = |source: &str| RequestRecord {
-            at: Timestamp::UNIX_EPOCH,
-            pod: "op".to_owned(),
-            source: source.to_owned(),
-        };
+        let asked =
+            |source: &str| RequestRecord { at: Timestamp::UNIX_EPOCH, pod: "op".to_owned(), source: source.to_owned() };
         let own = BTreeSet::from(["10.0.0.7".to_owned()]);
         let proxies = BTreeSet::from(["192.0.2.1".to_owned()]);
-        let past = |source: &str, known: bool| {
-            past_the_proxy(&[asked(source)], &own, known.then_some(&proxies)).is_some()
-        };
+        let past =
+            |source: &str, known: bool| past_the_proxy(&[asked(source)], &own, known.then_some(&proxies)).is_some();
         assert!(past("10.0.0.7", true) && past("10.0.0.7", false));
         assert!(past("10.0.0.8", true) && !past("10.0.0.8", false));
         assert!(!past("192.0.2.1", true));

@@ -102,11 +102,7 @@ impl Environment {
     /// Where they do not become ready.
     pub fn scale(&self, replicas: usize) -> Result<()> {
         self.api.merge(&self.deployment(), &json!({"spec": {"replicas": replicas}}))?;
-        rolled_out(
-            &self.cluster,
-            self.operator().namespace,
-            &format!("deployment/{}", self.operator().name),
-        )?;
+        rolled_out(&self.cluster, self.operator().namespace, &format!("deployment/{}", self.operator().name))?;
         let what = format!("{replicas} replicas");
         self.until(&what, ROLLED_OUT_WITHIN, || {
             // Those that are on their way out too.
@@ -123,8 +119,7 @@ impl Environment {
     fn pods(&self) -> Result<Vec<Value>> {
         let Operator { namespace, label, .. } = self.operator();
         let label = label.replace('/', "%2F").replace('=', "%3D");
-        let list =
-            self.api.get(&format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}"))?;
+        let list = self.api.get(&format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}"))?;
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
@@ -139,8 +134,7 @@ impl Environment {
         }
         let list = self.api.get("/api/v1/nodes")?;
         let nodes = list["items"].as_array().into_iter().flatten();
-        let addresses =
-            nodes.flat_map(|node| node["status"]["addresses"].as_array().into_iter().flatten());
+        let addresses = nodes.flat_map(|node| node["status"]["addresses"].as_array().into_iter().flatten());
         let internal = addresses.filter(|one| one["type"] == "InternalIP");
         Ok(Some(internal.filter_map(|one| Some(one["address"].as_str()?.to_owned())).collect()))
     }
@@ -178,7 +172,8 @@ impl Environment {
     pub fn shard(&self, canary: SlotSet, rule: &Value) -> Result<()> {
         self.rules(|rules| rules.begin(Timestamp::now(), canary));
         let Operator { namespace, name, lock, .. } = self.operator();
-        let mut root = json!({"prefix": "share", "targetDeployment": name, "resourceSelector": self.work.resource_selector()});
+        let mut root =
+            json!({"prefix": "share", "targetDeployment": name, "resourceSelector": self.work.resource_selector()});
         for (key, value) in rule.as_object().context("a rule")? {
             root[key] = value.clone();
         }
@@ -191,11 +186,7 @@ impl Environment {
         if let Some(lock) = lock {
             config["spec"]["controller"] = json!({"leaderElectionName": lock});
         }
-        let path = format!(
-            "/apis/{}/{}/namespaces/{namespace}/shardingconfigs/{name}",
-            names::GROUP,
-            names::VERSION
-        );
+        let path = format!("/apis/{}/{}/namespaces/{namespace}/shardingconfigs/{name}", names::GROUP, names::VERSION);
         self.api.apply(&path, &config).map(drop)
     }
 
@@ -274,8 +265,7 @@ impl Environment {
         let container = found["status"]["containerStatuses"][0]["containerID"].as_str();
         let container = container.context("the container is not there")?;
         let container = container.trim_start_matches("containerd://");
-        let tasks =
-            node.command("ctr")?.args(["--namespace", "k8s.io", "tasks", "list"]).output()?;
+        let tasks = node.command("ctr")?.args(["--namespace", "k8s.io", "tasks", "list"]).output()?;
         let tasks = String::from_utf8_lossy(&tasks.stdout).into_owned();
         let running = |line: &&str| line.starts_with(container) && line.ends_with("RUNNING");
         let task = tasks.lines().find(running).with_context(|| format!("{pod} does not run"))?;
@@ -292,9 +282,7 @@ impl Environment {
     /// # Errors
     /// Where the API server does not answer.
     pub fn ours(&self, name: &str) -> Result<BTreeMap<String, String>> {
-        let path = format!(
-            "/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}"
-        );
+        let path = format!("/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}");
         let list = self.api.get(&path)?;
         let items = list["items"].as_array().into_iter().flatten();
         let one = |pod: &Value| {
@@ -342,12 +330,7 @@ impl Environment {
     ///
     /// # Errors
     /// Where it does not come in time, or cannot be looked for.
-    pub fn until<T>(
-        &self,
-        what: &str,
-        within: Duration,
-        mut look: impl FnMut() -> Result<Option<T>>,
-    ) -> Result<T> {
+    pub fn until<T>(&self, what: &str, within: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let deadline = Instant::now() + within;
         loop {
             if let Some(found) = look()? {

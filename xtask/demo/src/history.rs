@@ -172,11 +172,7 @@ impl AuditHistory {
         self.conflicts(span, again)
     }
 
-    fn conflicts(
-        &self,
-        span: &Span,
-        is_one: impl Fn(&[(Timestamp, String)]) -> bool,
-    ) -> Vec<Conflict> {
+    fn conflicts(&self, span: &Span, is_one: impl Fn(&[(Timestamp, String)]) -> bool) -> Vec<Conflict> {
         let mut turns: BTreeMap<&Object, Vec<(Timestamp, String)>> = BTreeMap::new();
         for write in self.writes(span) {
             let turns = turns.entry(&write.object).or_default();
@@ -191,11 +187,7 @@ impl AuditHistory {
 
 impl Activity {
     /// What it watches of `resource`; between two watches the last one, where that ended later than `since`.
-    fn watching(
-        &self,
-        resource: &Resource,
-        since: Timestamp,
-    ) -> impl Iterator<Item = &ListOrWatch> {
+    fn watching(&self, resource: &Resource, since: Timestamp) -> impl Iterator<Item = &ListOrWatch> {
         let open = || self.watches.values().filter(|asked| asked.resource == *resource);
         let ended = self.ended.get(resource).filter(|asked| asked.at > since);
         open().chain(ended.filter(|_| open().next().is_none()))
@@ -272,16 +264,8 @@ pub(crate) mod tests {
 
     #[test]
     fn an_object_that_moves_once_is_shared_and_never_returned() {
-        let history = history([
-            write(1, "x", "one"),
-            write(2, "x", "one"),
-            write(3, "y", "one"),
-            write(4, "y", "two"),
-        ]);
-        assert!(
-            history.shared(&(at(0)..at(3))).is_empty()
-                && history.shared(&(at(3)..at(9))).is_empty()
-        );
+        let history = history([write(1, "x", "one"), write(2, "x", "one"), write(3, "y", "one"), write(4, "y", "two")]);
+        assert!(history.shared(&(at(0)..at(3))).is_empty() && history.shared(&(at(3)..at(9))).is_empty());
         let shared = history.shared(&(at(0)..at(9)));
         assert_eq!(shared.len(), 1);
         assert_eq!(shared[0].turns, [(at(1), "x".to_owned()), (at(3), "y".to_owned())]);
@@ -311,16 +295,12 @@ pub(crate) mod tests {
             let selector = Selector::parse(selector).ok();
             Request::Read { resource: websites(), namespace: String::new(), selector, watch: true }
         };
-        let begin = |id: &str, selector: &str| Event {
-            ended: false,
-            id: id.to_owned(),
-            ..event(1, "x", read(selector))
-        };
+        let begin =
+            |id: &str, selector: &str| Event { ended: false, id: id.to_owned(), ..event(1, "x", read(selector)) };
         let end = Event { id: "w".to_owned(), ..event(5, "x", read("slot in (1,2)")) };
         let labels = |slot: &str| Labels::from([("slot".to_owned(), slot.to_owned())]);
         let mut history = history([begin("w", "slot in (1,2)")]);
-        let sees =
-            |history: &AuditHistory, slot| history.sees("x", &websites(), "a", &labels(slot));
+        let sees = |history: &AuditHistory, slot| history.sees("x", &websites(), "a", &labels(slot));
         assert!(sees(&history, "1") && !sees(&history, "3"));
         assert!(!history.sees("x", &Resource::new("", "pods"), "a", &labels("1")));
         assert!(!history.sees("y", &websites(), "a", &labels("1")));

@@ -54,12 +54,8 @@ pub fn operator(cluster: &Cluster, work: Work) -> Result<()> {
         Work::Prometheuses => {
             let bundle = tools::prometheus_operator().with_file_name("bundle.yaml");
             let text = fs::read_to_string(&bundle);
-            let text = text
-                .with_context(|| format!("read {}: run `cargo xtask setup`", bundle.display()))?;
-            let theirs = format!(
-                "quay.io/prometheus-operator/prometheus-operator:{}",
-                tools::PROMETHEUS_OPERATOR
-            );
+            let text = text.with_context(|| format!("read {}: run `cargo xtask setup`", bundle.display()))?;
+            let theirs = format!("quay.io/prometheus-operator/prometheus-operator:{}", tools::PROMETHEUS_OPERATOR);
             ensure!(text.contains(&theirs), "the manifests do not name {theirs}");
             let text = text.replace(&theirs, &Image::PrometheusOperator.name());
             // By the server: the definitions are too long for what kubectl would write into an annotation.
@@ -82,8 +78,7 @@ pub fn new_enough(said: &str) -> Result<()> {
         let text = server[field].as_str()?.trim_end_matches(|one: char| !one.is_ascii_digit());
         text.parse::<u32>().ok()
     };
-    let found =
-        number("major").zip(number("minor")).context("the cluster does not say its version")?;
+    let found = number("major").zip(number("minor")).context("the cluster does not say its version")?;
     let ((major, minor), name) = (LEAST, server["gitVersion"].as_str().unwrap_or("older"));
     ensure!(
         found >= LEAST,
@@ -98,8 +93,7 @@ pub fn new_enough(said: &str) -> Result<()> {
 /// Where it does not become so.
 pub fn rolled_out(cluster: &Cluster, namespace: &str, workload: &str) -> Result<()> {
     let timeout = format!("--timeout={}s", ROLLED_OUT_WITHIN.as_secs());
-    let arguments =
-        ["--namespace", namespace, "--request-timeout=0", "rollout", "status", workload, &timeout];
+    let arguments = ["--namespace", namespace, "--request-timeout=0", "rollout", "status", workload, &timeout];
     cluster.ask(&arguments, "").map(drop)
 }
 
@@ -144,10 +138,7 @@ mod tests {
     fn what_is_taken_away_is_what_is_written() {
         assert_eq!(user_cluster::KEYS, [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL]);
         let operator = Work::Websites.operator();
-        assert_eq!(
-            (operator.namespace, operator.name),
-            (user_cluster::OPERATOR, user_cluster::OPERATOR)
-        );
+        assert_eq!((operator.namespace, operator.name), (user_cluster::OPERATOR, user_cluster::OPERATOR));
     }
 
     #[test]

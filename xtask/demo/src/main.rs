@@ -86,12 +86,7 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
     say(&format!("the first table, {} s after the start", since(arguments.begun, start)));
     let mut outcomes: Vec<Outcome> = Vec::new();
     for (number, step) in (1..).zip(DEMO) {
-        say(&format!(
-            "\n[{number}/{}] {}\n      to hold: {}",
-            DEMO.len(),
-            step.title,
-            step.promise
-        ));
+        say(&format!("\n[{number}/{}] {}\n      to hold: {}", DEMO.len(), step.title, step.promise));
         let clock = Instant::now();
         let seen = (step.run)(&environment);
         let outcome = Outcome { step, seen, took: clock.elapsed() };

@@ -156,12 +156,7 @@ impl Observer {
     ///
     /// # Errors
     /// Where it does not become so; the error shows the table.
-    pub fn until(
-        &self,
-        what: &str,
-        within: Duration,
-        wanted: impl Fn(&Table) -> bool,
-    ) -> Result<Duration> {
+    pub fn until(&self, what: &str, within: Duration, wanted: impl Fn(&Table) -> bool) -> Result<Duration> {
         let start = Instant::now();
         loop {
             let table = self.table();
@@ -176,12 +171,7 @@ impl Observer {
         }
     }
 
-    fn wait(
-        &self,
-        what: &str,
-        within: Duration,
-        wanted: impl Fn(&Observations) -> bool,
-    ) -> Result<()> {
+    fn wait(&self, what: &str, within: Duration, wanted: impl Fn(&Observations) -> bool) -> Result<()> {
         let deadline = Instant::now() + within;
         while !wanted(&self.shared.seen()) {
             if Instant::now() > deadline {
@@ -276,9 +266,7 @@ impl Shared {
             leases: leases.living(api.get(&all)?, Instant::now()),
             // There may be no such kind yet.
             configs: api
-                .get(&format!(
-                    "/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{namespace}/shardingconfigs"
-                ))
+                .get(&format!("/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{namespace}/shardingconfigs"))
                 .unwrap_or(Value::Null),
             work: api.get(operator.work).context("the operator's work")?,
         };

@@ -92,11 +92,8 @@ impl Operator {
     pub fn world(&self, found: &ClusterObjects) -> World {
         let root = items(&found.configs).find(|config| config["spec"].get("root").is_some());
         let work: Vec<Work> = items(&found.work).map(read_work).collect();
-        let pods: BTreeMap<String, Pod> =
-            items(&found.pods).filter(|pod| is_alive(pod)).map(read_pod).collect();
-        let shard = |(name, pod): (&String, &Pod)| {
-            pod.shard.clone().map(|shard| (name.clone(), [shard].into()))
-        };
+        let pods: BTreeMap<String, Pod> = items(&found.pods).filter(|pod| is_alive(pod)).map(read_pod).collect();
+        let shard = |(name, pod): (&String, &Pod)| pod.shard.clone().map(|shard| (name.clone(), [shard].into()));
         World {
             shards: pods.iter().filter_map(shard).collect(),
             pods,
@@ -189,8 +186,7 @@ fn locks(leases: &Value, lock: &str) -> BTreeMap<String, String> {
 }
 
 fn acknowledged(configs: &Value) -> BTreeMap<String, i64> {
-    let pods =
-        items(configs).flat_map(|config| config["status"]["pods"].as_array().into_iter().flatten());
+    let pods = items(configs).flat_map(|config| config["status"]["pods"].as_array().into_iter().flatten());
     pods.filter_map(|pod| Some((text(&pod["name"]), pod["epoch"].as_i64()?))).collect()
 }
 
@@ -198,8 +194,7 @@ fn acknowledged(configs: &Value) -> BTreeMap<String, i64> {
 fn read_work(object: &Value) -> Work {
     let (meta, status) = (&object["metadata"], &object["status"]);
     let conditions = status["conditions"].as_array().into_iter().flatten();
-    let mut observed =
-        conditions.map(|one| &one["observedGeneration"]).chain([&status["observedGeneration"]]);
+    let mut observed = conditions.map(|one| &one["observedGeneration"]).chain([&status["observedGeneration"]]);
     Work {
         namespace: text(&meta["namespace"]),
         name: text(&meta["name"]),
@@ -248,16 +243,14 @@ mod tests {
         assert!(world.works("op-a") && !world.works("op-b"));
         assert_eq!(world.pods["op-a"].restarts, 2);
         assert_eq!((world.epoch, &world.acknowledged), (Some(7), &[("op-a".to_owned(), 7)].into()));
-        assert_eq!(
-            world.work.iter().map(|work| work.done).collect::<Vec<_>>(),
-            [true, false, false, true]
-        );
+        assert_eq!(world.work.iter().map(|work| work.done).collect::<Vec<_>>(), [true, false, false, true]);
         assert_eq!(Operator::example().world(&ClusterObjects::default()).pods.len(), 0);
     }
 
     #[test]
     fn a_metric_is_summed_over_its_labels() {
-        let text = "# HELP a_total x\na_total{result=\"ok\"} 3\na_total{result=\"error, no\"} 1.5e1\na_total_seconds 9\n";
+        let text =
+            "# HELP a_total x\na_total{result=\"ok\"} 3\na_total{result=\"error, no\"} 1.5e1\na_total_seconds 9\n";
         assert_eq!(metric(text, "a_total"), Some(18.0));
         assert_eq!(metric(text, "b_total"), None);
         let by = by_label(text, "a_total", "result");

@@ -7,16 +7,7 @@ pub fn table(table: &Table) -> String {
     let width = table.replicas.keys().map(String::len).chain([7]).max().unwrap_or_default();
     let mut text = format!(
         "{:<width$}  {:<14} {:<5} {:<4} {:>10} {:>7} {:>12} {:>8} {:>8} {:>5}\n",
-        "replica",
-        "shard",
-        "ready",
-        "lock",
-        "namespaces",
-        "objects",
-        "reconciles/s",
-        "writes/s",
-        "restarts",
-        "epoch",
+        "replica", "shard", "ready", "lock", "namespaces", "objects", "reconciles/s", "writes/s", "restarts", "epoch",
     );
     for (name, replica) in &table.replicas {
         let reconciles = replica.reconciles.map_or("-".to_owned(), |rate| format!("{rate:.1}"));
@@ -72,23 +63,11 @@ mod tests {
             ..Replica::default()
         };
         let replicas = [("op-a".to_owned(), replica), ("op-b".to_owned(), Replica::default())];
-        let text = table(&Table {
-            replicas: replicas.into(),
-            locked: true,
-            objects: 40,
-            unowned: 2,
-            ..Table::default()
-        });
-        let lines: Vec<Vec<&str>> =
-            text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(
-            lines[1],
-            ["op-a", "web-1-normal", "yes", "held", "20", "40", "-", "1.3", "0", "4"]
-        );
+        let text =
+            table(&Table { replicas: replicas.into(), locked: true, objects: 40, unowned: 2, ..Table::default() });
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["op-a", "web-1-normal", "yes", "held", "20", "40", "-", "1.3", "0", "4"]);
         assert_eq!(lines[2], ["op-b", "-", "no", "-", "0", "0", "-", "0.0", "0", "-"]);
-        assert_eq!(
-            text.lines().last(),
-            Some("40 objects in 0 namespaces: 2 unowned, 0 owned twice, 0 to do; epoch -")
-        );
+        assert_eq!(text.lines().last(), Some("40 objects in 0 namespaces: 2 unowned, 0 owned twice, 0 to do; epoch -"));
     }
 }

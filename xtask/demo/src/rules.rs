@@ -56,9 +56,7 @@ pub(crate) fn shard_of(namespace: &str, canary: SlotSet) -> String {
 fn admitted(selector: &Selector) -> Option<SlotSet> {
     let of_slots = |value: Option<&str>| {
         let requirements = selector.requirements().iter();
-        requirements
-            .filter(|one| one.key() == label::SHARDING_HASH)
-            .all(|one| one.condition().admits(value))
+        requirements.filter(|one| one.key() == label::SHARDING_HASH).all(|one| one.condition().admits(value))
     };
     let passes = |slot: &_| of_slots(Some(&format!("{slot}")));
     (!of_slots(None)).then(|| SlotSet::ALL.iter().filter(passes).collect())
@@ -152,8 +150,7 @@ mod tests {
 
     /// What is said of a canary that asks so at that second.
     fn limited(second: i64, selector: &str) -> Result<()> {
-        let shards =
-            BTreeMap::from([("op".to_owned(), BTreeSet::from(["share-0-canary".to_owned()]))]);
+        let shards = BTreeMap::from([("op".to_owned(), BTreeSet::from(["share-0-canary".to_owned()]))]);
         let asked = ListOrWatch {
             at: at(second),
             resource: Resource::new("", "configmaps"),
@@ -178,9 +175,8 @@ mod tests {
         assert!(limited(5, &selector(half())).is_ok() && limited(9, &selector(half())).is_ok());
         let mut rules = rules();
         rules.begin(at(10), third());
-        let half_at = |rules: &Rules, second| {
-            rules.shares_at("share-0-canary", at(second)).any(|share| share == half())
-        };
+        let half_at =
+            |rules: &Rules, second| rules.shares_at("share-0-canary", at(second)).any(|share| share == half());
         assert!(half_at(&rules, 20), "it moves still");
         rules.stand(at(15)).unwrap();
         assert!(half_at(&rules, 14) && !half_at(&rules, 15));
@@ -201,12 +197,8 @@ mod tests {
 
     #[test]
     fn a_namespace_is_of_one_shard_whatever_the_canary_has() {
-        let shards: BTreeSet<String> =
-            (0..60).map(|number| shard_of(&format!("shop-{number:02}"), third())).collect();
-        assert_eq!(
-            shards.into_iter().collect::<Vec<_>>(),
-            ["share-0-canary", "share-1-normal", "share-2-normal"]
-        );
+        let shards: BTreeSet<String> = (0..60).map(|number| shard_of(&format!("shop-{number:02}"), third())).collect();
+        assert_eq!(shards.into_iter().collect::<Vec<_>>(), ["share-0-canary", "share-1-normal", "share-2-normal"]);
         assert_eq!(shard_of("shop-00", SlotSet::ALL), "share-0-canary");
     }
 }

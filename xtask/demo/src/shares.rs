@@ -52,8 +52,7 @@ fn report(environment: &Environment, is: fn(&Shares) -> bool, is_not: &str) -> R
     let mut lines = Vec::new();
     for kind in environment.work.kinds() {
         let watched = format!("all that work to watch {}", kind.resource());
-        let shares =
-            environment.until(&watched, WHOLE_WITHIN, || watched_by_all(environment, *kind))?;
+        let shares = environment.until(&watched, WHOLE_WITHIN, || watched_by_all(environment, *kind))?;
         let line = shares.report();
         ensure!(is(&shares), "{is_not}: {line}");
         lines.push(line);
@@ -171,8 +170,7 @@ mod tests {
 
     #[test]
     fn only_what_is_in_a_namespace_of_work_counts() {
-        let item =
-            |space: &str, name: &str| json!({"metadata": {"namespace": space, "name": name}});
+        let item = |space: &str, name: &str| json!({"metadata": {"namespace": space, "name": name}});
         let list = json!({"items": [item("a", "x"), item("kube-system", "x"), item("a", "y")]});
         let weight = Weight::of(&objects(&list, &BTreeSet::from(["a".to_owned()])));
         assert_eq!(weight.objects, 2);

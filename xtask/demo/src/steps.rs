@@ -107,8 +107,7 @@ fn third() -> SlotSet {
 fn later(environment: &Environment) -> SlotSet {
     let mut slots = third();
     for slot in slots.complement().iter() {
-        let first = (0..environment.namespaces)
-            .map(|number| NamespaceHash::Fnv1a.slot(&install::namespace(number)));
+        let first = (0..environment.namespaces).map(|number| NamespaceHash::Fnv1a.slot(&install::namespace(number)));
         let moved = first.filter(|slot| slots.contains(*slot) && !third().contains(*slot)).count();
         // The others have to be left with something.
         if moved >= MOVED || slots.len() + 2 >= SlotSet::ALL.len() {

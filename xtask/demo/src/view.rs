@@ -140,11 +140,7 @@ impl World {
     }
 
     /// The pods that work and watch this object, by name.
-    pub fn owners<'a>(
-        &'a self,
-        work: &'a Work,
-        history: &'a AuditHistory,
-    ) -> impl Iterator<Item = &'a str> {
+    pub fn owners<'a>(&'a self, work: &'a Work, history: &'a AuditHistory) -> impl Iterator<Item = &'a str> {
         let pods = self.pods.keys().map(String::as_str).filter(|pod| self.works(pod));
         pods.filter(|pod| history.sees(pod, &self.resource, &work.namespace, &work.labels))
     }
@@ -157,11 +153,9 @@ impl World {
             *writes.entry(&write.pod).or_default() += 1;
         }
         let line = |(name, pod): (&String, &Pod)| {
-            let is_seen =
-                |work: &&Work| history.sees(name, &self.resource, &work.namespace, &work.labels);
+            let is_seen = |work: &&Work| history.sees(name, &self.resource, &work.namespace, &work.labels);
             let seen: Vec<&Work> = self.work.iter().filter(is_seen).collect();
-            let namespaces: BTreeSet<&str> =
-                seen.iter().map(|work| work.namespace.as_str()).collect();
+            let namespaces: BTreeSet<&str> = seen.iter().map(|work| work.namespace.as_str()).collect();
             let writes = writes.get(name.as_str()).copied().unwrap_or_default();
             let replica = Replica {
                 shard: pod.shard.clone(),
@@ -176,10 +170,8 @@ impl World {
             };
             (name.clone(), replica)
         };
-        let owners: Vec<usize> =
-            self.work.iter().map(|work| self.owners(work, history).count()).collect();
-        let namespaces: BTreeSet<&str> =
-            self.work.iter().map(|work| work.namespace.as_str()).collect();
+        let owners: Vec<usize> = self.work.iter().map(|work| self.owners(work, history).count()).collect();
+        let namespaces: BTreeSet<&str> = self.work.iter().map(|work| work.namespace.as_str()).collect();
         let undone = self.work.iter().filter(|work| !work.done).count();
         let settling = self.settles && !writes.is_empty();
         Table {

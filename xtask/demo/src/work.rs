@@ -48,19 +48,12 @@ pub fn count(made: &Made) -> (usize, usize) {
 /// How many websites a namespace has.
 const SITES: usize = 2;
 
-const fn kind(
-    group: &'static str,
-    version: &'static str,
-    kind: &'static str,
-    plural: &'static str,
-) -> Kind {
+const fn kind(group: &'static str, version: &'static str, kind: &'static str, plural: &'static str) -> Kind {
     Kind { group, version, kind, plural }
 }
 
-const WEBSITES: [Kind; 2] = [
-    kind("web.example.com", "v1alpha1", "Website", "websites"),
-    kind("", "v1", "ConfigMap", "configmaps"),
-];
+const WEBSITES: [Kind; 2] =
+    [kind("web.example.com", "v1alpha1", "Website", "websites"), kind("", "v1", "ConfigMap", "configmaps")];
 
 const PROMETHEUSES: [Kind; 6] = [
     kind("monitoring.coreos.com", "v1", "Prometheus", "prometheuses"),
@@ -92,11 +85,7 @@ impl Kind {
 
     /// As manifests have it.
     pub fn api_version(self) -> String {
-        if self.group.is_empty() {
-            self.version.to_owned()
-        } else {
-            format!("{}/{}", self.group, self.version)
-        }
+        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
     }
 
     /// As the audit log has it.
@@ -150,13 +139,7 @@ impl Work {
         };
         match self {
             Self::Websites => (0..SITES)
-                .map(|number| {
-                    object(
-                        self.main(),
-                        &format!("site-{number}"),
-                        json!({"title": "0", "pages": 2}),
-                    )
-                })
+                .map(|number| object(self.main(), &format!("site-{number}"), json!({"title": "0", "pages": 2})))
                 .collect(),
             Self::Prometheuses => {
                 let here = json!({"matchLabels": {"app": "main"}});
@@ -189,12 +172,9 @@ impl Work {
     pub fn made(self, api: &Api, is_work: impl Fn(&str) -> bool) -> Result<Made> {
         let kinds: &[Kind] = match self {
             Self::Websites => &WEBSITES[1..],
-            Self::Prometheuses => &[
-                PROMETHEUSES[3],
-                PROMETHEUSES[4],
-                PROMETHEUSES[5],
-                kind("", "v1", "Service", "services"),
-            ],
+            Self::Prometheuses => {
+                &[PROMETHEUSES[3], PROMETHEUSES[4], PROMETHEUSES[5], kind("", "v1", "Service", "services")]
+            }
         };
         let mut made = Made::new();
         for kind in kinds {
@@ -204,9 +184,9 @@ impl Work {
         }
         let (asked, list) = (self.main(), api.get(&self.main().list_path())?);
         let ours = said(&list).filter(|(namespace, ..)| is_work(namespace));
-        made.extend(ours.map(|(namespace, name, status)| {
-            (format!("{}{STATUS}", asked.path(&namespace, &name)), status)
-        }));
+        made.extend(
+            ours.map(|(namespace, name, status)| (format!("{}{STATUS}", asked.path(&namespace, &name)), status)),
+        );
         Ok(made)
     }
 }
@@ -304,8 +284,7 @@ mod tests {
     fn a_status_is_compared_but_for_what_differs_each_time() {
         let of = |generation: u64, observed: u64, at: &str, pages: u64| {
             let condition = json!({"type": "Published", "status": "True", "lastTransitionTime": at, "observedGeneration": observed});
-            let status =
-                json!({"pages": pages, "observedGeneration": observed, "conditions": [condition]});
+            let status = json!({"pages": pages, "observedGeneration": observed, "conditions": [condition]});
             let meta = json!({"namespace": "a", "name": "s", "generation": generation});
             said(&json!({"items": [{"metadata": meta, "status": status}]})).collect::<Vec<_>>()
         };
@@ -318,9 +297,8 @@ mod tests {
     fn statuses_are_counted_apart_from_objects_and_only_if_set() {
         let named = |name: &str| json!({"namespace": "a", "name": name});
         let list = json!({"items": [{"metadata": named("s"), "status": {"pages": 2}}, {"metadata": named("t")}]});
-        let said = said(&list).map(|(space, name, status)| {
-            (format!("{}{STATUS}", WEBSITES[0].path(&space, &name)), status)
-        });
+        let said =
+            said(&list).map(|(space, name, status)| (format!("{}{STATUS}", WEBSITES[0].path(&space, &name)), status));
         let made = json!({"items": [page("x")]});
         let pages = read(WEBSITES[1], &made);
         let pages = pages.map(|(space, name, page)| (WEBSITES[1].path(&space, &name), page));

@@ -46,9 +46,7 @@ impl<'a> WriteCheck<'a> {
 
     /// The changes in a span.
     pub(crate) fn writes(&self, span: &Span) -> impl Iterator<Item = &'a Write> {
-        self.history
-            .writes(span)
-            .filter(|write| self.spaces.contains(write.object.namespace.as_str()))
+        self.history.writes(span).filter(|write| self.spaces.contains(write.object.namespace.as_str()))
     }
 
     /// The objects that `ask` finds in the history.
@@ -64,19 +62,11 @@ impl<'a> WriteCheck<'a> {
         let objects: BTreeSet<_> = self.writes(span).map(|write| &write.object).collect();
         let writes = self.writes(span).count();
         ensure!(writes > 0, "nothing was changed, so nobody can tell who would have");
-        Ok(format!(
-            "audit log: {writes} changes of {} objects, none by two replicas",
-            objects.len()
-        ))
+        Ok(format!("audit log: {writes} changes of {} objects, none by two replicas", objects.len()))
     }
 
     /// That every change was made by a replica of a shard that the namespace was of; `shards_of` says which those are.
-    pub(crate) fn own(
-        &self,
-        span: &Span,
-        replicas: &Shards,
-        shards_of: impl Fn(&str) -> Vec<String>,
-    ) -> Result<()> {
+    pub(crate) fn own(&self, span: &Span, replicas: &Shards, shards_of: impl Fn(&str) -> Vec<String>) -> Result<()> {
         let mut strange = self.writes(span).filter(|write| {
             let shards = shards_of(&write.object.namespace);
             !replicas.get(&write.pod).is_some_and(|shard| shards.contains(shard))
@@ -113,11 +103,8 @@ impl<'a> WriteCheck<'a> {
         let late = self.conflicts(|history| history.shared(&(acknowledged..span.end)));
         let again = self.conflicts(|history| history.returned(span));
         let mut unfinished: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        let back =
-            again.iter().flat_map(|conflict| conflict.returned().map(move |pod| (conflict, pod)));
-        let after = late
-            .iter()
-            .flat_map(|conflict| conflict.turns.iter().map(move |(_, pod)| (conflict, &**pod)));
+        let back = again.iter().flat_map(|conflict| conflict.returned().map(move |pod| (conflict, pod)));
+        let after = late.iter().flat_map(|conflict| conflict.turns.iter().map(move |(_, pod)| (conflict, &**pod)));
         for (conflict, pod) in back.chain(after) {
             let [old, _] = owners(&conflict.object.namespace);
             if replicas.get(pod) == Some(&old) {
@@ -141,16 +128,8 @@ impl<'a> WriteCheck<'a> {
 
 /// That there are no such objects.
 pub(crate) fn none(what: &str, conflicts: &[Conflict]) -> Result<()> {
-    let shown = conflicts
-        .iter()
-        .take(3)
-        .map(|conflict| format!("\n  {}: {:?}", conflict.object, conflict.turns));
-    ensure!(
-        conflicts.is_empty(),
-        "{} objects {what}:{}",
-        conflicts.len(),
-        shown.collect::<String>()
-    );
+    let shown = conflicts.iter().take(3).map(|conflict| format!("\n  {}: {:?}", conflict.object, conflict.turns));
+    ensure!(conflicts.is_empty(), "{} objects {what}:{}", conflicts.len(), shown.collect::<String>());
     Ok(())
 }
 

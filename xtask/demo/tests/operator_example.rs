@@ -1,9 +1,7 @@
 //! The steps with the example operator (controller-runtime, with a lock).
 
 use anyhow::Result;
-use ctrlmesh_demo::steps::{
-    ADDED, CANARY, END, MANAGER, PROXY, REFERENCE, REPLICA, ROLLOUT, SHARDS,
-};
+use ctrlmesh_demo::steps::{ADDED, CANARY, END, MANAGER, PROXY, REFERENCE, REPLICA, ROLLOUT, SHARDS};
 use ctrlmesh_demo::work::Work;
 
 mod stage;

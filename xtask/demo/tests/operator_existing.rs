@@ -85,8 +85,7 @@ fn the_demo_on_a_users_cluster_needs_no_root_and_cleans_up() -> Result<()> {
     ensure!(said.contains("--audit-log-path"), "{said}");
     // Nobody listens there.
     let away = tempfile::NamedTempFile::new()?;
-    let (text, url) =
-        (fs::read_to_string(&file)?, cluster.node().context("a node")?.control_plane().url());
+    let (text, url) = (fs::read_to_string(&file)?, cluster.node().context("a node")?.control_plane().url());
     ensure!(text.contains(url), "{text}");
     fs::write(&away, text.replace(url, "https://127.0.0.1:1"))?;
     let said = refused(away.path(), &log)?;

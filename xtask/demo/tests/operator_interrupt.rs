@@ -106,11 +106,7 @@ impl Demo {
         let tried = Command::new("sh").args(["-c", &script]).output()?;
         let said = String::from_utf8_lossy(&tried.stdout);
         ensure!(tried.status.success(), "{script}: {}", String::from_utf8_lossy(&tried.stderr));
-        for wanted in [
-            "share-0-canary",
-            "io/example-operator patched",
-            "website.web.example.com/site-0 patched",
-        ] {
+        for wanted in ["share-0-canary", "io/example-operator patched", "website.web.example.com/site-0 patched"] {
             ensure!(said.contains(wanted), "no {wanted:?} in {said}");
         }
         Ok(())
@@ -143,9 +139,8 @@ impl Traces {
         let seeds: BTreeSet<u32> = marked.union(&in_cgroups(&prefixes(&marked))).copied().collect();
         let spaces = seeds.iter().flat_map(|process| spaces_of(*process));
         let spaces: BTreeSet<_> = spaces.filter(|space| !own.contains(space)).collect();
-        let within = |process: &u32| {
-            seeds.contains(process) || spaces_of(*process).any(|space| spaces.contains(&space))
-        };
+        let within =
+            |process: &u32| seeds.contains(process) || spaces_of(*process).any(|space| spaces.contains(&space));
         let members = processes().filter(within);
         let members = members.filter_map(|process| Some((process, started(process)?))).collect();
         Self { marked, members, spaces: spaces.len() }
@@ -229,8 +224,7 @@ fn moments(count: usize, parts: usize, seed: u64) -> Vec<Moment> {
     let mut state = seed;
     let mut next = || {
         // Knuth's; good enough to be no pattern.
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         u32::try_from(state >> 40).unwrap_or_default() % 1000
     };
     let part = |number: usize| number * (parts - 1) / (count - 1).max(1);
@@ -292,10 +286,7 @@ fn the_demo_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
             traces.spaces
         ));
     }
-    ensure!(
-        deepest > 4,
-        "only {deepest} namespaces were ever there: the test looks at the wrong ones"
-    );
+    ensure!(deepest > 4, "only {deepest} namespaces were ever there: the test looks at the wrong ones");
     Ok(())
 }
 

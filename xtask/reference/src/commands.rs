@@ -47,8 +47,7 @@ fn describe(command: &Command, path: &str, page: &mut String) -> Result<()> {
         let head = "| flag | environment | default | meaning |\n| --- | --- | --- | --- |";
         write!(page, "\n{head}\n{rows}")?;
     }
-    for below in command.get_subcommands().filter(|it| !it.is_hide_set() && it.get_name() != "help")
-    {
+    for below in command.get_subcommands().filter(|it| !it.is_hide_set() && it.get_name() != "help") {
         let path = format!("{path} {}", below.get_name());
         write!(page, "\n### {path}\n")?;
         describe(below, &path, page)?;
@@ -74,8 +73,7 @@ fn row(argument: &Arg, path: &str, rows: &mut String) -> Result<()> {
         (None, _) => values.trim_start().to_owned(),
     };
     ensure!(!help.is_empty(), "`{path} {name}` has no help");
-    let quoted =
-        |text: &str| if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) };
+    let quoted = |text: &str| if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) };
     let environment = argument.get_env().unwrap_or_default().to_string_lossy();
     let defaults = if is_switch { &[] } else { argument.get_default_values() };
     let defaults: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
@@ -83,18 +81,11 @@ fn row(argument: &Arg, path: &str, rows: &mut String) -> Result<()> {
     let repeats = matches!(argument.get_action(), ArgAction::Append) && !is_said;
     let help = if repeats { format!("{help}. May be repeated") } else { help };
     let possible = argument.get_possible_values();
-    let possible: Vec<_> = possible
-        .iter()
-        .filter(|it| !it.is_hide_set())
-        .map(clap::builder::PossibleValue::get_name)
-        .collect();
-    let help = if is_switch || possible.is_empty() {
-        help
-    } else {
-        format!("{help}. One of: `{}`", possible.join("`, `"))
-    };
-    let (environment, defaults) =
-        (quoted(&environment), quoted(&host_independent(&defaults.join(" "))));
+    let possible: Vec<_> =
+        possible.iter().filter(|it| !it.is_hide_set()).map(clap::builder::PossibleValue::get_name).collect();
+    let help =
+        if is_switch || possible.is_empty() { help } else { format!("{help}. One of: `{}`", possible.join("`, `")) };
+    let (environment, defaults) = (quoted(&environment), quoted(&host_independent(&defaults.join(" "))));
     writeln!(rows, "| {} | {environment} | {defaults} | {help} |", quoted(&name))?;
     Ok(())
 }

@@ -35,20 +35,13 @@ fn describe(definition: &CustomResourceDefinition, page: &mut String) -> Result<
     let names = &definition.spec.names;
     let short = names.short_names.iter().flatten().map(|name| format!(", `{name}`"));
     write!(page, "\n## {}\n", names.kind)?;
-    write!(
-        page,
-        "\n`{}`{}: {}.\n",
-        names.plural,
-        short.collect::<String>(),
-        definition.spec.scope.to_lowercase()
-    )?;
+    write!(page, "\n`{}`{}: {}.\n", names.plural, short.collect::<String>(), definition.spec.scope.to_lowercase())?;
     let version = definition.spec.versions.first().context("no version")?;
     let schema = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
     let schema = schema.with_context(|| format!("{} has no schema", names.kind))?;
     write!(page, "\n| field | type | meaning |\n| --- | --- | --- |\n")?;
     for part in ["spec", "status"] {
-        if let Some(schema) = schema.properties.as_ref().and_then(|properties| properties.get(part))
-        {
+        if let Some(schema) = schema.properties.as_ref().and_then(|properties| properties.get(part)) {
             fields(part, schema, page)?;
         }
     }
@@ -83,10 +76,8 @@ fn kind(field: &JSONSchemaProps) -> String {
         Some(JSONSchemaPropsOrArray::Schema(items)) => format!("list of {}", kind(items)),
         _ => name.to_owned(),
     };
-    let values: Vec<String> =
-        field.enum_.iter().flatten().map(|value| value.0.to_string()).collect();
-    let values =
-        values.iter().map(|value| value.trim_matches('"')).filter(|value| *value != "null");
+    let values: Vec<String> = field.enum_.iter().flatten().map(|value| value.0.to_string()).collect();
+    let values = values.iter().map(|value| value.trim_matches('"')).filter(|value| *value != "null");
     let values: Vec<String> = values.map(|value| format!("`{value}`")).collect();
     let range = match (field.minimum, field.maximum) {
         (Some(least), Some(most)) => format!(", {least} to {most}"),
@@ -103,9 +94,7 @@ mod tests {
     #[test]
     fn a_field_stands_with_its_path_type_and_meaning() {
         let page = page().unwrap();
-        for row in
-            ["| `spec.limits[].relateResources[].apiGroups` | list of string |", "## ManagerState"]
-        {
+        for row in ["| `spec.limits[].relateResources[].apiGroups` | list of string |", "## ManagerState"] {
             assert!(page.contains(row), "{row}: {page}");
         }
     }

@@ -10,17 +10,14 @@ use crate::tools;
 pub fn assets_problem() -> Option<String> {
     problem_of(&tools::assets()?, |program| {
         let output = Command::new(program).arg("--version").output();
-        output
-            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-            .unwrap_or_default()
+        output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
     })
 }
 
 /// The same of a folder; `version` is what a program says of its own.
 fn problem_of(folder: &Path, version: impl FnOnce(&Path) -> String) -> Option<String> {
     let mut needed = CONTROL_PLANE.iter().map(|(program, ..)| program);
-    let absent =
-        needed.find(|program| tools::is_of_assets(program) && !folder.join(program).is_file());
+    let absent = needed.find(|program| tools::is_of_assets(program) && !folder.join(program).is_file());
     if let Some(program) = absent {
         let (variable, folder) = (tools::ASSETS, folder.display());
         return Some(format!(
@@ -60,8 +57,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let problem = |says: &str| problem_of(folder.path(), |_| says.to_owned());
         for program in ["etcd", "kube-apiserver"] {
-            let absent =
-                format!("{program} is not in KUBEBUILDER_ASSETS={};", folder.path().display());
+            let absent = format!("{program} is not in KUBEBUILDER_ASSETS={};", folder.path().display());
             let said = problem("not asked").unwrap();
             assert!(said.starts_with(&absent), "{said}");
             fs::write(folder.path().join(program), "").unwrap();

@@ -31,9 +31,7 @@ pub fn prepare() -> Result<Readiness> {
 }
 
 fn what_to_do(problem: &str) -> String {
-    format!(
-        "kubectl is not on your PATH. Install it (kubernetes.io/docs/tasks/tools), or {problem}"
-    )
+    format!("kubectl is not on your PATH. Install it (kubernetes.io/docs/tasks/tools), or {problem}")
 }
 
 #[cfg(test)]
@@ -44,10 +42,7 @@ mod tests {
     #[test]
     fn whoever_has_neither_is_told_both_ways() {
         let text = what_to_do(&go_problem(None).unwrap());
-        assert!(
-            text.contains("kubernetes.io/docs/tasks/tools") && text.contains("or install Go 1.26"),
-            "{text}"
-        );
+        assert!(text.contains("kubernetes.io/docs/tasks/tools") && text.contains("or install Go 1.26"), "{text}");
     }
 
     #[test]

@@ -56,11 +56,7 @@ mod tests {
         assert_eq!(lacks(Untried, false, &[], Some(false)), (false, vec!["ebpf"]));
         assert_eq!(lacks(Untried, false, &[], Some(true)), (true, vec![]));
         assert_eq!(lacks(Untried, false, &["gcc"], None), (true, vec!["gcc"]), "the list is first");
-        assert_eq!(
-            lacks(Untried, true, &[], None),
-            (true, vec![]),
-            "the other one builds, or no Go"
-        );
+        assert_eq!(lacks(Untried, true, &[], None), (true, vec![]), "the other one builds, or no Go");
         assert_eq!(lacks(Builds, false, &[], None), (true, vec![]));
         assert_eq!(lacks(Absent, false, &["gcc"], None), (false, vec!["gcc", "ebpf"]));
     }

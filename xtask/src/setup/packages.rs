@@ -33,20 +33,14 @@ const PACKAGES: [Need; 17] = [
     ("python3", "clients of the kernel tests", "python3"),
     ("runc", "the node bed", "runc"),
     ("socat", "the node bed: port-forward", "socat"),
-    (
-        "util-linux",
-        "namespaces and capabilities of the kernel tests and of the node bed",
-        "setpriv",
-    ),
+    ("util-linux", "namespaces and capabilities of the kernel tests and of the node bed", "setpriv"),
 ];
 
 /// What only benchmarks need.
-const OF_BENCHES: [Need; 1] =
-    [("nginx-light", "the benchmark: what we are compared with", "nginx")];
+const OF_BENCHES: [Need; 1] = [("nginx-light", "the benchmark: what we are compared with", "nginx")];
 
 /// Units of systemd that would run what Debian's packages bring: the beds start their own.
-const UNITS: [(&str, &str); 2] =
-    [("containerd", "containerd.service"), ("nginx-light", "nginx.service")];
+const UNITS: [(&str, &str); 2] = [("containerd", "containerd.service"), ("nginx-light", "nginx.service")];
 
 /// What keeps Debian's packages from starting what they bring, where it is there: see policy-rc.d(8).
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -72,11 +66,8 @@ const EBPF_PACKAGES: [Need; 5] = [
 ];
 
 /// What other systems need instead of these.
-const NIGHTLY: Need = (
-    "nightly Rust",
-    "the kernel programs: with rust-src, and on your PATH bpf-linker built for its LLVM",
-    "",
-);
+const NIGHTLY: Need =
+    ("nightly Rust", "the kernel programs: with rust-src, and on your PATH bpf-linker built for its LLVM", "");
 
 /// Installs what only benchmarks need; who may not install goes without, and the tables say so.
 ///
@@ -126,9 +117,7 @@ fn is_debian() -> bool {
 
 /// Whether `/etc/os-release` is that of Debian 12: the packages of another are others.
 fn is_bookworm(release: &str) -> bool {
-    ["ID=debian", "VERSION_ID=\"12\""]
-        .iter()
-        .all(|wanted| release.lines().any(|line| line == *wanted))
+    ["ID=debian", "VERSION_ID=\"12\""].iter().all(|wanted| release.lines().any(|line| line == *wanted))
 }
 
 /// Whether this is Debian 12 and we are root.
@@ -144,7 +133,8 @@ pub(super) fn say_what_to_install(needs: &[Need], go: Option<&str>) {
 fn what_to_install(needs: &[Need], go: Option<&str>, debian: bool) -> String {
     let mut lines = vec![match needs {
         [] => "This machine lacks what is needed. Please install:".to_owned(),
-        _ => "This machine lacks what is needed, and I can install it only as root and on Debian 12. Please install:".to_owned(),
+        _ => "This machine lacks what is needed, and I can install it only as root and on Debian 12. Please install:"
+            .to_owned(),
     }];
     lines.extend(needs.iter().map(|(name, why, _)| format!("  {name:<16} {why}")));
     lines.extend(go.map(|problem| format!("  {:<16} {problem}", "Go")));
@@ -255,10 +245,7 @@ mod tests {
         assert!(text.contains("On Debian 12: apt-get install bpftool"), "{text}");
         assert!(!text.contains("nightly"), "{text}");
         let text = what_to_install(&EBPF_PACKAGES[..1], None, false);
-        assert!(
-            text.contains("only as root and on Debian 12") && text.contains("nightly"),
-            "{text}"
-        );
+        assert!(text.contains("only as root and on Debian 12") && text.contains("nightly"), "{text}");
     }
 
     #[test]

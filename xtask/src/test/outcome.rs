@@ -62,9 +62,7 @@ impl Outcome {
     fn why(&self) -> String {
         match &self.skipped {
             Some(reason) => reason.clone(),
-            None if !self.complete && self.failed == 0 => {
-                "did not build, or a test binary ended early".to_owned()
-            }
+            None if !self.complete && self.failed == 0 => "did not build, or a test binary ended early".to_owned(),
             None => self.ignored.join(", "),
         }
     }
@@ -104,8 +102,7 @@ fn time(line: &str) -> Option<(Duration, &str)> {
 /// The counts in a closing line of libtest: passed, failed, and left out by the filter.
 fn counts(line: &str) -> Option<[usize; 3]> {
     let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
-    let count =
-        |unit: &str| rest.split("; ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
+    let count = |unit: &str| rest.split("; ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
     Some([count("passed")?, count("failed")?, count("filtered out")?])
 }
 
@@ -240,8 +237,7 @@ mod tests {
 
     #[test]
     fn the_slowest_tests_are_printed_with_their_targets() {
-        let lines =
-            ["test a::quick ... ok <0.012s>", "test a::slow ... FAILED <61.500s>", "test b ... ok"];
+        let lines = ["test a::quick ... ok <0.012s>", "test a::slow ... FAILED <61.500s>", "test b ... ok"];
         let mut outcome = Outcome { complete: true, ..Outcome::default() };
         outcome.add("kernel", (lines.map(str::to_owned).to_vec(), true));
         let mut out = Vec::new();

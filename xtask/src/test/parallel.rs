@@ -41,19 +41,13 @@ const WAITING: usize = 4;
 ///
 /// # Errors
 /// Where a lane breaks.
-pub(super) fn run(
-    mut jobs: Vec<(Tier, &str)>,
-    options: &Options,
-    lanes: usize,
-) -> Result<Vec<(Tier, Outcome)>> {
+pub(super) fn run(mut jobs: Vec<(Tier, &str)>, options: &Options, lanes: usize) -> Result<Vec<(Tier, Outcome)>> {
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
     let last = last_run();
     // One after the other, the least powerful tier goes first: what it finds is found soonest.
-    jobs.sort_by_key(|(tier, job)| {
-        ((lanes == 1).then_some(*tier), cmp::Reverse(expected(*tier, job, &last)))
-    });
+    jobs.sort_by_key(|(tier, job)| ((lanes == 1).then_some(*tier), cmp::Reverse(expected(*tier, job, &last))));
     say(&format!("\n==> {} runs of tests, {lanes} at once", jobs.len()));
     let has_images = jobs.iter().any(|(tier, _)| matches!(tier, Tier::Node | Tier::Operator));
     // Where they do not build, each of the tests builds them, and says so.
@@ -79,9 +73,7 @@ pub(super) fn run(
     };
     thread::scope(|scope| {
         let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(work)).collect();
-        lanes.into_iter().try_for_each(|lane| {
-            lane.join().or_else(|_| bail!("a thread that runs tests panicked"))
-        })
+        lanes.into_iter().try_for_each(|lane| lane.join().or_else(|_| bail!("a thread that runs tests panicked")))
     })?;
     if let Some(programs) = programs {
         // Where it cannot be removed, the next build sweeps it.
@@ -181,8 +173,7 @@ fn last_run() -> Seconds {
 fn write_down(mut seconds: Seconds, outcomes: &[(Tier, &str, Outcome)]) {
     let ran = outcomes.iter().filter(|(.., outcome)| outcome.complete);
     seconds.extend(ran.map(|(_, job, outcome)| ((*job).to_owned(), outcome.taken.as_secs())));
-    let lines: Vec<String> =
-        seconds.iter().map(|(target, taken)| format!("{target} {taken}\n")).collect();
+    let lines: Vec<String> = seconds.iter().map(|(target, taken)| format!("{target} {taken}\n")).collect();
     drop(fs::write(file(), lines.concat()));
 }
 

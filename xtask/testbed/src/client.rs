@@ -40,14 +40,10 @@ impl ControlPlane {
     /// Where the API server refuses it.
     pub async fn namespace(&self, prefix: &str) -> Result<String> {
         let namespace = Namespace {
-            metadata: ObjectMeta {
-                generate_name: Some(format!("{prefix}-")),
-                ..ObjectMeta::default()
-            },
+            metadata: ObjectMeta { generate_name: Some(format!("{prefix}-")), ..ObjectMeta::default() },
             ..Namespace::default()
         };
-        let made =
-            Api::all(self.client().await?).create(&PostParams::default(), &namespace).await?;
+        let made = Api::all(self.client().await?).create(&PostParams::default(), &namespace).await?;
         Ok(made.name_any())
     }
 
@@ -57,28 +53,18 @@ impl ControlPlane {
     ///
     /// # Errors
     /// Where the API server refuses one of them.
-    pub async fn pod_token(
-        &self,
-        namespace: &str,
-        pod: &str,
-        audiences: &[&str],
-    ) -> Result<BoundToken> {
+    pub async fn pod_token(&self, namespace: &str, pod: &str, audiences: &[&str]) -> Result<BoundToken> {
         let client = self.client().await?;
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
         let account = serde_json::from_value(json!({"metadata": {"name": pod}}))?;
-        accounts
-            .create(&PostParams::default(), &account)
-            .await
-            .context("create the service account")?;
+        accounts.create(&PostParams::default(), &account).await.context("create the service account")?;
         let pods: Api<Pod> = Api::namespaced(client, namespace);
         let spec = json!({
             "metadata": {"name": pod},
             "spec": {"serviceAccountName": pod, "containers": [{"name": "operator", "image": "none"}]},
         });
-        let made = pods
-            .create(&PostParams::default(), &serde_json::from_value(spec)?)
-            .await
-            .context("create the pod")?;
+        let made =
+            pods.create(&PostParams::default(), &serde_json::from_value(spec)?).await.context("create the pod")?;
         let pod_uid = made.uid().context("a pod without UID")?;
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
@@ -94,10 +80,7 @@ impl ControlPlane {
             ..TokenRequest::default()
         };
         let answer = accounts.create_token_request(pod, &PostParams::default(), &request).await?;
-        let token = answer
-            .status
-            .and_then(|status| status.token)
-            .context("a token request without token")?;
+        let token = answer.status.and_then(|status| status.token).context("a token request without token")?;
         Ok(BoundToken { token, pod_uid })
     }
 }

@@ -60,9 +60,7 @@ impl Cluster {
             let given = env::var_os(KUBECONFIG).filter(|value| !value.is_empty());
             let cluster = match given {
                 Some(kubeconfig) => Ok(Cluster::existing(kubeconfig.into())),
-                None => {
-                    Node::start(&Options { audit: true, ..Options::default() }).map(Cluster::of)
-                }
+                None => Node::start(&Options { audit: true, ..Options::default() }).map(Cluster::of),
             };
             cluster.unwrap_or_else(|error| panic!("{error:?}"))
         });

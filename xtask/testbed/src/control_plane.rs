@@ -21,7 +21,8 @@ const READY_WITHIN: Duration = Duration::from_mins(2);
 const TRIES: u32 = 4;
 
 /// Every request, with who made it and what came of it; no bodies.
-const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
+const AUDIT_POLICY: &str =
+    "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
 
 /// The ports of etcd, for clients and for peers, and of the API server, where nobody else can have them.
 const WELL_KNOWN_PORTS: [u16; 3] = [2379, 2380, 6443];
@@ -91,9 +92,8 @@ impl ControlPlane {
     /// # Panics
     /// Where it does not start: no test of the binary can go on then.
     pub fn shared() -> &'static Self {
-        static SHARED: LazyLock<ControlPlane> = LazyLock::new(|| {
-            ControlPlane::start(&Options::default()).unwrap_or_else(|error| panic!("{error:?}"))
-        });
+        static SHARED: LazyLock<ControlPlane> =
+            LazyLock::new(|| ControlPlane::start(&Options::default()).unwrap_or_else(|error| panic!("{error:?}")));
         &SHARED
     }
 
@@ -114,9 +114,7 @@ impl ControlPlane {
         let mut tries = 1;
         loop {
             match Self::start_once(&tools, options, location) {
-                Err(error)
-                    if tries < TRIES && format!("{error:?}").contains("address already in use") =>
-                {
+                Err(error) if tries < TRIES && format!("{error:?}").contains("address already in use") => {
                     tries += 1;
                 }
                 result => return result,
@@ -210,10 +208,7 @@ impl ControlPlane {
     }
 
     /// The same, with something done while there is none.
-    pub(crate) fn restart_apiserver_after(
-        &mut self,
-        meanwhile: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn restart_apiserver_after(&mut self, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
         self.apiserver = None;
         let address = self.url.strip_prefix("https://").unwrap_or_default();
         let deadline = Instant::now() + READY_WITHIN;
@@ -274,17 +269,12 @@ impl ControlPlane {
             format!("--root-ca-file={}", self.pki.ca.display()),
         ];
         arguments.extend(
-            [
-                "--bind-address=127.0.0.1",
-                "--leader-elect=false",
-                "--use-service-account-credentials",
-            ]
-            .map(str::to_owned),
+            ["--bind-address=127.0.0.1", "--leader-elect=false", "--use-service-account-credentials"]
+                .map(str::to_owned),
         );
         let command = self.location.command(&tools.controller_manager, &arguments);
         let log = self.folder.path().join("kube-controller-manager.log");
-        self.controller_manager =
-            Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
+        self.controller_manager = Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
         self.wait_for_controllers()
     }
 

@@ -97,8 +97,7 @@ fn hold(images: &[PathBuf]) -> Result<()> {
 }
 
 fn down() -> Result<()> {
-    let held: Vec<ExistingNode> =
-        ExistingNode::all()?.into_iter().filter(ExistingNode::is_held).collect();
+    let held: Vec<ExistingNode> = ExistingNode::all()?.into_iter().filter(ExistingNode::is_held).collect();
     for node in &held {
         node.end()?;
         writeln!(stderr(), "ended {}", node.folder().display())?;
@@ -128,8 +127,7 @@ fn status() -> Result<()> {
 
 fn kubeconfig() -> Result<()> {
     let held = ExistingNode::all()?.into_iter().filter(ExistingNode::is_held);
-    let newest =
-        held.max_by_key(|node| fs::metadata(node.kubeconfig()).and_then(|is| is.modified()).ok());
+    let newest = held.max_by_key(|node| fs::metadata(node.kubeconfig()).and_then(|is| is.modified()).ok());
     let Some(node) = newest else { bail!(NONE) };
     writeln!(stdout(), "{}", node.kubeconfig().display()).context("print the kubeconfig")
 }

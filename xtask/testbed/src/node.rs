@@ -84,8 +84,7 @@ impl Node {
     pub fn start(options: &Options) -> Result<Self> {
         let tools = NodeTools::find()?;
         supervisor::sweep().context("remove what an earlier node left")?;
-        let supervisor =
-            Supervisor::start(&tools.kubelet, &tools.kube_proxy).context("make a node")?;
+        let supervisor = Supervisor::start(&tools.kubelet, &tools.kube_proxy).context("make a node")?;
         let folder = supervisor.folder().to_owned();
         Self::start_on(supervisor, options, &tools).with_context(|| logs(&folder))
     }
@@ -131,8 +130,7 @@ impl Node {
     /// # Errors
     /// Where the node is gone.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
-        let process =
-            supervisor::first_process(self.folder()).context("the node's first process is gone")?;
+        let process = supervisor::first_process(self.folder()).context("the node's first process is gone")?;
         let mut command = Command::new("nsenter");
         command
             .args(["--target", &process.to_string()])
@@ -148,13 +146,9 @@ impl Node {
     pub fn load(&self, archive: &Path) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
-            let file =
-                File::open(archive).with_context(|| format!("open {}", archive.display()))?;
-            let output = self
-                .command("ctr")?
-                .args(["--namespace", "k8s.io", "images", "import", "-"])
-                .stdin(file)
-                .output()?;
+            let file = File::open(archive).with_context(|| format!("open {}", archive.display()))?;
+            let output =
+                self.command("ctr")?.args(["--namespace", "k8s.io", "images", "import", "-"]).stdin(file).output()?;
             if output.status.success() {
                 return Ok(());
             }
@@ -198,11 +192,7 @@ impl Node {
             if heartbeat(client).await? != last {
                 return Ok(Some(()));
             }
-            ensure!(
-                Instant::now() < deadline,
-                "kubelet does not come back\n{}",
-                logs(self.folder())
-            );
+            ensure!(Instant::now() < deadline, "kubelet does not come back\n{}", logs(self.folder()));
             Ok(None)
         })?;
         self.wait_until_ready()
@@ -283,8 +273,7 @@ fn start_scheduler(plane: &ControlPlane, folder: &Path, tools: &NodeTools) -> Re
 
 /// The images that every node has, built once per process.
 fn testing_images() -> Result<&'static [PathBuf]> {
-    static BUILT: LazyLock<Result<Vec<PathBuf>>> =
-        LazyLock::new(|| images::build(&[Image::Pause, Image::Probe], true));
+    static BUILT: LazyLock<Result<Vec<PathBuf>>> = LazyLock::new(|| images::build(&[Image::Pause, Image::Probe], true));
     BUILT.as_deref().map_err(|error| anyhow::anyhow!("{error:#}"))
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
 };
 
 /// The names and addresses that every API server of ours answers to.
@@ -101,12 +101,7 @@ fn server(
     issue(folder, name, &params, ca)
 }
 
-fn client(
-    folder: &Path,
-    ca: &CertifiedIssuer<'static, KeyPair>,
-    user: &str,
-    group: &str,
-) -> io::Result<Pair> {
+fn client(folder: &Path, ca: &CertifiedIssuer<'static, KeyPair>, user: &str, group: &str) -> io::Result<Pair> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, user);
     params.distinguished_name.push(DnType::OrganizationName, group);
@@ -134,10 +129,7 @@ fn issue(
 ) -> io::Result<Pair> {
     let key = key()?;
     let certificate = params.signed_by(&key, ca).map_err(io::Error::other)?;
-    let pair = Pair {
-        certificate: folder.join(format!("{name}.crt")),
-        key: folder.join(format!("{name}.key")),
-    };
+    let pair = Pair { certificate: folder.join(format!("{name}.crt")), key: folder.join(format!("{name}.key")) };
     fs::write(&pair.certificate, certificate.pem())?;
     fs::write(&pair.key, key.serialize_pem())?;
     Ok(pair)

@@ -252,12 +252,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("ctrlmesh-keep-{}", std::process::id()));
         let (nobody, output) = io::pipe().unwrap();
         drop(nobody);
-        let status = Command::new("sh")
-            .args(["-c", KEEP])
-            .arg(&path)
-            .stdin(Stdio::null())
-            .stdout(output)
-            .status();
+        let status = Command::new("sh").args(["-c", KEEP]).arg(&path).stdin(Stdio::null()).stdout(output).status();
         assert!(status.is_ok() && !path.exists(), "{} is left", path.display());
     }
 }

@@ -22,11 +22,7 @@ pub fn until<T>(what: &str, look: impl FnMut() -> Result<Option<T>>) -> Result<T
 ///
 /// # Errors
 /// Where it cannot be looked, or nothing comes.
-pub fn until_within<T>(
-    most: Duration,
-    what: &str,
-    mut look: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
+pub fn until_within<T>(most: Duration, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + most;
     loop {
         let began = Instant::now();

@@ -74,16 +74,10 @@ async fn what_is_asked_for_is_there() -> Result<()> {
     ctrlmesh_testbed::retry(|| accounts.get("default")).await?;
     let request = http::Request::get("/metrics").body(Vec::new())?;
     let metrics = client.request_text(request).await?;
-    ensure!(
-        metrics
-            .contains(r#"kubernetes_feature_enabled{name="ShardedListAndWatch",stage="ALPHA"} 1"#)
-    );
+    ensure!(metrics.contains(r#"kubernetes_feature_enabled{name="ShardedListAndWatch",stage="ALPHA"} 1"#));
     its_sharded_list_hashes_as_we_do(&client).await?;
     let audit = fs::read_to_string(plane.audit_log())?;
-    ensure!(
-        audit.lines().any(|line| line.contains(&namespace)),
-        "the audit log does not name {namespace}"
-    );
+    ensure!(audit.lines().any(|line| line.contains(&namespace)), "the audit log does not name {namespace}");
     Ok(())
 }
 
@@ -100,19 +94,13 @@ async fn its_sharded_list_hashes_as_we_do(client: &Client) -> Result<()> {
         Api::namespaced(client.clone(), name).create(&PostParams::default(), &map).await?;
     }
     let half = 1 << 63;
-    for (range, is_upper) in [
-        ("'0x0000000000000000', '0x8000000000000000'", false),
-        ("'0x8000000000000000', '0x10000000000000000'", true),
-    ] {
-        let selector =
-            format!("shardRange(object.metadata.namespace, {range})").replace(' ', "%20");
-        let path = format!(
-            "/api/v1/configmaps?fieldSelector=metadata.name%3Dhashed&shardSelector={selector}"
-        );
-        let list: List<ConfigMap> =
-            client.request(http::Request::get(path).body(Vec::new())?).await?;
-        let theirs: BTreeSet<String> =
-            list.items.into_iter().filter_map(|map| map.metadata.namespace).collect();
+    for (range, is_upper) in
+        [("'0x0000000000000000', '0x8000000000000000'", false), ("'0x8000000000000000', '0x10000000000000000'", true)]
+    {
+        let selector = format!("shardRange(object.metadata.namespace, {range})").replace(' ', "%20");
+        let path = format!("/api/v1/configmaps?fieldSelector=metadata.name%3Dhashed&shardSelector={selector}");
+        let list: List<ConfigMap> = client.request(http::Request::get(path).body(Vec::new())?).await?;
+        let theirs: BTreeSet<String> = list.items.into_iter().filter_map(|map| map.metadata.namespace).collect();
         let ours = all.iter().filter(|name| (fnv1a(name.as_bytes()) >= half) == is_upper);
         assert_eq!(theirs, ours.map(ToString::to_string).collect(), "{range}");
         ensure!(!theirs.is_empty() && theirs.len() < all.len(), "all are in one half");
@@ -126,8 +114,7 @@ async fn two_control_planes_at_once_do_not_see_each_other() -> Result<()> {
     let namespace = other.namespace("other").await?;
     let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "here"}}))?;
     Api::namespaced(other.client().await?, &namespace).create(&PostParams::default(), &map).await?;
-    let shared: Api<ConfigMap> =
-        Api::namespaced(ControlPlane::shared().client().await?, &namespace);
+    let shared: Api<ConfigMap> = Api::namespaced(ControlPlane::shared().client().await?, &namespace);
     ensure!(shared.get_opt("here").await?.is_none());
     Ok(())
 }
@@ -148,9 +135,7 @@ fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
     for _ in 0..5 {
         let mut child = start("KILL")?;
         let prefix = folder_prefix(child.0.id());
-        until("the folder to appear", || {
-            Ok(folders()?.iter().any(|name| name.starts_with(&prefix)))
-        })?;
+        until("the folder to appear", || Ok(folders()?.iter().any(|name| name.starts_with(&prefix))))?;
         child.0.kill()?;
         child.0.wait()?;
         until("the folder to go", || Ok(!folders()?.iter().any(|name| name.starts_with(&prefix))))?;
@@ -161,10 +146,9 @@ fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
 #[test]
 fn a_program_that_does_not_start_says_why() -> Result<()> {
     let assets = tempfile::tempdir()?;
-    for (program, script) in [
-        ("etcd", "#!/bin/sh\necho 'as asked' >&2\nexit 1\n"),
-        ("kube-apiserver", "#!/bin/sh\nexec sleep 60\n"),
-    ] {
+    for (program, script) in
+        [("etcd", "#!/bin/sh\necho 'as asked' >&2\nexit 1\n"), ("kube-apiserver", "#!/bin/sh\nexec sleep 60\n")]
+    {
         fs::write(assets.path().join(program), script)?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(assets.path().join(program), mode)?;
@@ -213,12 +197,7 @@ fn nothing_is_left_after_a_panic_an_interrupt_or_a_kill() -> Result<()> {
         child.0.wait()?;
         let deadline = Instant::now() + Duration::from_secs(20);
         while folder.exists() || !processes_of(&folder)?.is_empty() {
-            ensure!(
-                Instant::now() < deadline,
-                "{end}: {:?} is left of {}",
-                processes_of(&folder)?,
-                folder.display()
-            );
+            ensure!(Instant::now() < deadline, "{end}: {:?} is left of {}", processes_of(&folder)?, folder.display());
             thread::sleep(Duration::from_millis(20));
         }
     }

@@ -59,8 +59,7 @@ fn website(name: &str, pages: u32) -> String {
 
 /// The names of the pages of all websites in the namespace.
 fn pages(space: Space<'_>) -> Result<BTreeSet<String>> {
-    let names =
-        space.kubectl(&["get", "configmaps", "-l", "web.example.com/site", "-o", "name"])?;
+    let names = space.kubectl(&["get", "configmaps", "-l", "web.example.com/site", "-o", "name"])?;
     Ok(names.lines().map(|name| name.trim_start_matches("configmap/").to_owned()).collect())
 }
 
@@ -103,8 +102,7 @@ fn one_replica_works_and_when_it_ends_another_takes_over() -> Result<()> {
         own(cluster, &["rollout", "status", "deployment/example-operator", "--timeout=300s"])?;
         let holder = || -> Result<Option<String>> {
             let path = "jsonpath={.spec.holderIdentity}";
-            let get =
-                ["get", "lease", "websites.web.example.com", "--ignore-not-found", "-o", path];
+            let get = ["get", "lease", "websites.web.example.com", "--ignore-not-found", "-o", path];
             let holder = own(cluster, &get)?;
             Ok(holder.split('_').next().filter(|pod| !pod.is_empty()).map(str::to_owned))
         };

@@ -31,8 +31,7 @@ fn start() -> Result<Cluster> {
     }
     let cluster = Cluster::of(node);
     for file in ["crd/web.example.com_websites.yaml", "rbac/role.yaml"] {
-        let status =
-            cluster.kubectl().args(["apply", "--filename"]).arg(config().join(file)).status()?;
+        let status = cluster.kubectl().args(["apply", "--filename"]).arg(config().join(file)).status()?;
         ensure!(status.success(), "apply {file}");
     }
     Ok(cluster)
@@ -211,8 +210,7 @@ fn an_operator_gets_its_share_also_while_the_proxy_restarts() -> Result<()> {
         space.apply(&website("later", "mine"))?;
         space.wait("website/later", "condition=Published")?;
 
-        let pages =
-            space.kubectl(&["get", "configmaps", "-l", "web.example.com/site", "-o", "name"])?;
+        let pages = space.kubectl(&["get", "configmaps", "-l", "web.example.com/site", "-o", "name"])?;
         let pages: Vec<&str> = pages.lines().collect();
         let mine = ["later-page-0", "later-page-1", "mine-page-0", "mine-page-1"];
         assert_eq!(pages, mine.map(|page| format!("configmap/{page}")));

@@ -145,10 +145,7 @@ impl FromStr for Resources {
                 // Without a group it may be of any: a limit on a resource that nobody serves would limit nothing.
                 None => (word.trim(), WILDCARD),
             };
-            let matched = ResourceMatch {
-                api_groups: vec![group.to_owned()],
-                resources: vec![resource.to_owned()],
-            };
+            let matched = ResourceMatch { api_groups: vec![group.to_owned()], resources: vec![resource.to_owned()] };
             matched.check().is_ok().then_some(matched)
         };
         let all: Option<Vec<_>> = text.split(',').map(one).collect();
@@ -185,8 +182,7 @@ mod tests {
 
     #[test]
     fn limits_and_selectors_come_in_pairs() {
-        let args =
-            run("run|--limit|pods|--selector|a in (1,2)|--limit|*.x|--selector|b|--|op").unwrap();
+        let args = run("run|--limit|pods|--selector|a in (1,2)|--limit|*.x|--selector|b|--|op").unwrap();
         let (policy, source) = args.policy("ops").unwrap();
         assert_eq!(policy.limits.len(), 2);
         assert!(source.is_none());

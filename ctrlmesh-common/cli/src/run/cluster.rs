@@ -78,8 +78,7 @@ impl Cluster {
     pub(crate) fn of(chosen: &Chosen, authority: Option<PathBuf>) -> Result<Self, ClusterError> {
         let context = || chosen.name.clone();
         let cluster = &chosen.cluster;
-        let url =
-            text(cluster, "server").ok_or_else(|| ClusterError::NoServer { context: context() })?;
+        let url = text(cluster, "server").ok_or_else(|| ClusterError::NoServer { context: context() })?;
         let server = server(url)?;
         let tls_name = text(cluster, "tls-server-name").unwrap_or(&server.host);
         let bad_name = |_unfit| wrong(url, "its name is none that a certificate can carry");
@@ -88,12 +87,11 @@ impl Cluster {
             Ok(ip) => Address::Socket((ip, server.port).into()),
             Err(_) => Address::Host(server.host.clone(), server.port),
         };
-        let identity =
-            match (pem(&chosen.user, "client-certificate")?, pem(&chosen.user, "client-key")?) {
-                (Some(certificate), Some(key)) => Some((certificate, key)),
-                (None, None) => None,
-                _ => return Err(ClusterError::HalfIdentity { context: context() }),
-            };
+        let identity = match (pem(&chosen.user, "client-certificate")?, pem(&chosen.user, "client-key")?) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => return Err(ClusterError::HalfIdentity { context: context() }),
+        };
         Ok(Self {
             url: url.to_owned(),
             names: vec![server.host.clone(), tls_name.to_owned()],
@@ -115,10 +113,7 @@ fn server(url: &str) -> Result<Upstream, ClusterError> {
     }
     let path = rest.split_once('/').is_some_and(|(_, path)| !path.trim_matches('/').is_empty());
     if path || rest.contains(['?', '#']) {
-        return Err(wrong(
-            url,
-            "requests below a path cannot be told apart; name the API server itself",
-        ));
+        return Err(wrong(url, "requests below a path cannot be told apart; name the API server itself"));
     }
     let bare = format!("https://{}", rest.trim_end_matches('/'));
     bare.parse().map_err(|_unfit| wrong(url, "it names no host, or a user"))
@@ -150,9 +145,7 @@ fn pem(fields: &Fields, name: &str) -> Result<Option<Pem>, ClusterError> {
     if let Some(data) = text(fields, &field) {
         let data: String = data.split_whitespace().collect();
         let decoded = STANDARD.decode(data);
-        return decoded
-            .map(|bytes| Some(Pem::Data(bytes)))
-            .map_err(|source| ClusterError::Data { field, source });
+        return decoded.map(|bytes| Some(Pem::Data(bytes))).map_err(|source| ClusterError::Data { field, source });
     }
     Ok(text(fields, name).map(|file| Pem::File(file.into())))
 }
@@ -165,12 +158,7 @@ mod tests {
 
     fn chosen(cluster: serde_json::Value, user: serde_json::Value) -> Chosen {
         let fields = |value| serde_json::from_value(value).unwrap();
-        Chosen {
-            name: "dev".into(),
-            cluster: fields(cluster),
-            user: fields(user),
-            context: Fields::new(),
-        }
+        Chosen { name: "dev".into(), cluster: fields(cluster), user: fields(user), context: Fields::new() }
     }
 
     fn of(cluster: serde_json::Value) -> Result<Cluster, ClusterError> {

@@ -28,9 +28,7 @@ pub(crate) enum Kind {
 
 /// A proxy that cannot be gone through.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error(
-    "the proxy of {from} is not http://HOST:PORT nor socks5://HOST:PORT, which is what can be gone through"
-)]
+#[error("the proxy of {from} is not http://HOST:PORT nor socks5://HOST:PORT, which is what can be gone through")]
 pub(crate) struct EgressProxyError {
     from: &'static str,
 }
@@ -75,8 +73,7 @@ fn parse(url: &str) -> Option<EgressProxy> {
         _ => return None,
     };
     let authority = rest.split(['/', '?', '#']).next()?;
-    let (login, authority) =
-        authority.rsplit_once('@').map_or((None, authority), |(login, rest)| (Some(login), rest));
+    let (login, authority) = authority.rsplit_once('@').map_or((None, authority), |(login, rest)| (Some(login), rest));
     let authority: http::uri::Authority = authority.parse().ok()?;
     let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
     let credentials = login.map(|login| {
@@ -163,8 +160,7 @@ mod tests {
 
     #[test]
     fn the_clusters_own_proxy_comes_first() {
-        let through =
-            find(&server("a"), Some("socks5h://me:p%40ss@p:1"), |_| Some("http://q".into()));
+        let through = find(&server("a"), Some("socks5h://me:p%40ss@p:1"), |_| Some("http://q".into()));
         let through = through.unwrap().unwrap();
         assert_eq!(through.to_string(), "socks5://p:1");
         assert_eq!(through.credentials, Some(("me".into(), "p@ss".into())));
@@ -174,10 +170,7 @@ mod tests {
     fn the_environment_counts_but_for_this_machine_and_the_exceptions() {
         let proxy = ("HTTPS_PROXY", "p:3128");
         assert_eq!(found("api.example.com", &[proxy]), Some("http://p:3128".into()));
-        assert_eq!(
-            found("api.example.com", &[("https_proxy", "http://p")]),
-            Some("http://p:80".into())
-        );
+        assert_eq!(found("api.example.com", &[("https_proxy", "http://p")]), Some("http://p:80".into()));
         assert_eq!(found("127.0.0.1", &[proxy]), None);
         assert_eq!(found("localhost", &[proxy]), None);
         for (host, except) in [

@@ -38,9 +38,7 @@ pub(crate) enum RunError {
         #[source]
         source: ParseSelectorError,
     },
-    #[error(
-        "--selector is empty, which shares nothing: name a label, as `team=a` or `slot in (0,1)`"
-    )]
+    #[error("--selector is empty, which shares nothing: name a label, as `team=a` or `slot in (0,1)`")]
     EmptySelector,
     #[error("check --selector")]
     Contradiction(#[source] Box<LoadError>),
@@ -64,9 +62,7 @@ pub(crate) enum RunError {
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Folder(#[from] FolderError),
-    #[error(
-        "--interception ebpf needs root: use sudo, or --interception kubeconfig, which needs nothing"
-    )]
+    #[error("--interception ebpf needs root: use sudo, or --interception kubeconfig, which needs nothing")]
     NotRoot,
     #[error(
         "--interception ebpf: the API server is reached through the proxy {proxy}, so the command would never connect to it: use --interception kubeconfig"
@@ -74,9 +70,7 @@ pub(crate) enum RunError {
     Proxied { proxy: String },
     #[error("--interception ebpf does not work here (--interception kubeconfig would)")]
     Isolate(#[source] IsolateError),
-    #[error(
-        "--interception env is for users with a token, and this one has {what}: use --interception kubeconfig"
-    )]
+    #[error("--interception env is for users with a token, and this one has {what}: use --interception kubeconfig")]
     NotAnAccount { what: &'static str },
     #[error("port {port} is taken: leave --port out to get a free one")]
     PortTaken { port: u16 },
@@ -92,9 +86,7 @@ pub(crate) enum RunError {
         #[source]
         source: io::Error,
     },
-    #[error(
-        "reach the API server {url} (does `kubectl version` reach it with the same kubeconfig?)"
-    )]
+    #[error("reach the API server {url} (does `kubectl version` reach it with the same kubeconfig?)")]
     Unreachable {
         url: String,
         #[source]

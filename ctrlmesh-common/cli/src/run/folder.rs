@@ -38,9 +38,7 @@ pub(crate) enum FolderError {
         #[source]
         source: io::Error,
     },
-    #[error(
-        "`{path}` is not a folder that only this user can enter: remove it, or set XDG_RUNTIME_DIR"
-    )]
+    #[error("`{path}` is not a folder that only this user can enter: remove it, or set XDG_RUNTIME_DIR")]
     NotOurs { path: PathBuf },
 }
 
@@ -62,8 +60,7 @@ impl Folder {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700).create(root).map_err(failed("create", root))?;
         let about = fs::symlink_metadata(root).map_err(failed("look at", root))?;
-        if !about.is_dir() || about.uid() != unistd::geteuid().as_raw() || about.mode() & 0o077 != 0
-        {
+        if !about.is_dir() || about.uid() != unistd::geteuid().as_raw() || about.mode() & 0o077 != 0 {
             return Err(FolderError::NotOurs { path: root.to_owned() });
         }
         // One at a time: what is half made would look as if it had been left.
@@ -110,8 +107,7 @@ impl Folder {
     pub(crate) fn note(&self, cgroup: &Path, pins: &Path) -> Result<(), FolderError> {
         for (name, path) in [(PINS, pins), (CGROUP, cgroup)] {
             let file = self.path.join(name);
-            fs::write(&file, path.as_os_str().as_encoded_bytes())
-                .map_err(failed("write", &file))?;
+            fs::write(&file, path.as_os_str().as_encoded_bytes()).map_err(failed("write", &file))?;
         }
         Ok(())
     }
@@ -139,8 +135,7 @@ impl Drop for Folder {
 
 /// Whether the run that a folder belongs to is still there.
 fn lives(folder: &Path) -> bool {
-    File::open(folder.join(LOCK))
-        .is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+    File::open(folder.join(LOCK)).is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
 }
 
 /// A folder that did not exist: process ids repeat in other PID namespaces.

@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_runtime::sync::{read, write};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
 };
 use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::PemObject as _;
@@ -118,9 +118,7 @@ impl Pem {
     pub(crate) fn read(&self) -> Result<Vec<u8>, IdentityError> {
         match self {
             Self::Data(bytes) => Ok(bytes.clone()),
-            Self::File(path) => {
-                fs::read(path).map_err(|source| IdentityError::Read { path: path.clone(), source })
-            }
+            Self::File(path) => fs::read(path).map_err(|source| IdentityError::Read { path: path.clone(), source }),
         }
     }
 }
@@ -155,9 +153,7 @@ fn certified(certificate: &Pem, key: &Pem) -> Result<Arc<CertifiedKey>, Identity
     let chain = CertificateDer::pem_slice_iter(&certificate).collect::<Result<Vec<_>, _>>();
     let chain = chain.map_err(wrong("client certificate"))?;
     let key = PrivateKeyDer::from_pem_slice(&key.read()?).map_err(wrong("client key"))?;
-    CertifiedKey::from_der(chain, key, &tls::provider())
-        .map(Arc::new)
-        .map_err(IdentityError::Refused)
+    CertifiedKey::from_der(chain, key, &tls::provider()).map(Arc::new).map_err(IdentityError::Refused)
 }
 
 fn valid() -> CertificateParams {

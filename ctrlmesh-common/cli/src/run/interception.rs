@@ -76,9 +76,7 @@ pub(crate) fn open(
     let root = unistd::geteuid().is_root();
     match (args.interception, through) {
         (Some(Interception::Ebpf), _) if !root => Err(RunError::NotRoot),
-        (Some(Interception::Ebpf), Some(proxy)) => {
-            Err(RunError::Proxied { proxy: proxy.to_string() })
-        }
+        (Some(Interception::Ebpf), Some(proxy)) => Err(RunError::Proxied { proxy: proxy.to_string() }),
         (Some(Interception::Ebpf), None) => ebpf(args, folder, targets),
         (None, None) if root => ebpf(args, folder, targets).or_else(|error| match error {
             RunError::Isolate(error) => {

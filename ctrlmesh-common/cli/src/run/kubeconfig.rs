@@ -45,14 +45,10 @@ pub(crate) fn choose(config: &Kubeconfig, context: Option<&str>) -> Result<Chose
         return Err(ChooseError::NoCurrent { contexts: ContextNames::of(config) });
     }
     let context = config.contexts.iter().find(|it| it.name == name);
-    let context = fields(context.and_then(|it| it.context.as_ref())).ok_or_else(|| {
-        ChooseError::NoContext { name: name.to_owned(), contexts: ContextNames::of(config) }
-    })?;
-    let dangling = |kind, wanted: &str| ChooseError::Dangling {
-        context: name.to_owned(),
-        kind,
-        name: wanted.to_owned(),
-    };
+    let context = fields(context.and_then(|it| it.context.as_ref()))
+        .ok_or_else(|| ChooseError::NoContext { name: name.to_owned(), contexts: ContextNames::of(config) })?;
+    let dangling =
+        |kind, wanted: &str| ChooseError::Dangling { context: name.to_owned(), kind, name: wanted.to_owned() };
     let wanted = text(&context, "cluster").unwrap_or_default();
     let cluster = config.clusters.iter().find(|it| it.name == wanted);
     let cluster = cluster.ok_or_else(|| dangling("cluster", wanted))?;

@@ -138,11 +138,7 @@ fn serve(
     outcome
 }
 
-async fn begin(
-    setup: Setup,
-    metrics: Arc<Metrics>,
-    drain: &Drain,
-) -> Result<Vec<JoinHandle<()>>, RunError> {
+async fn begin(setup: Setup, metrics: Arc<Metrics>, drain: &Drain) -> Result<Vec<JoinHandle<()>>, RunError> {
     let mut target = setup.cluster.target.clone();
     if let Some(through) = setup.through {
         let bridge = tunnel::start(through, setup.cluster.server.clone(), drain);
@@ -217,9 +213,7 @@ async fn reach(trust: &Trust, target: &Target, deadline: Duration) -> std::io::R
     let connecting = async {
         let stream = match &target.address {
             Address::Socket(address) => tokio::net::TcpStream::connect(address).await?,
-            Address::Host(host, port) => {
-                tokio::net::TcpStream::connect((host.as_str(), *port)).await?
-            }
+            Address::Host(host, port) => tokio::net::TcpStream::connect((host.as_str(), *port)).await?,
         };
         let connector = TlsConnector::from(trust.client().http1);
         connector.connect(target.name.clone(), stream).await.map(drop)

@@ -63,9 +63,7 @@ fn summed(counts: Counts) -> String {
     let Counts { accepted, tls_failed, requests, injected, refused } = counts;
     let line = format!("{requests} requests, {injected} injected, {refused} refused");
     match (accepted, tls_failed, requests) {
-        (0, ..) => format!(
-            "{line}; the command never connected: it may read another kubeconfig than KUBECONFIG names"
-        ),
+        (0, ..) => format!("{line}; the command never connected: it may read another kubeconfig than KUBECONFIG names"),
         (_, 1.., 0) => format!(
             "{line}; {tls_failed} connections failed in TLS: the command takes CA or client certificate from elsewhere than the kubeconfig"
         ),
@@ -78,12 +76,7 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         write!(writer, "{NAME}: ")?;
         context.field_format().format_fields(writer.by_ref(), event)?;
         writeln!(writer)

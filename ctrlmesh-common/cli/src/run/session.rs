@@ -96,11 +96,7 @@ impl Inputs {
 
 impl Session {
     /// Makes everything but the proxy and the command themselves; `targets` is what eBPF redirects.
-    pub(crate) fn make(
-        args: &RunArgs,
-        wanted: &Inputs,
-        targets: &[SocketAddr],
-    ) -> Result<(Self, Setup), RunError> {
+    pub(crate) fn make(args: &RunArgs, wanted: &Inputs, targets: &[SocketAddr]) -> Result<(Self, Setup), RunError> {
         let cluster = &wanted.cluster;
         let common = args::common().map_err(RunError::Environment)?;
         let root = args.run_dir.clone().unwrap_or_else(folder::usual);
@@ -113,13 +109,9 @@ impl Session {
             Interception::Ebpf => cluster.url.clone(),
             Interception::Env | Interception::Kubeconfig => format!("https://127.0.0.1:{port}"),
         };
-        let endpoint = ProxyEndpoint {
-            server: &server,
-            authority: &keys.authority,
-            credential: keys.credential.as_ref(),
-        };
-        let kubeconfig =
-            folder.write("kubeconfig", &generate::kubeconfig(&wanted.chosen, endpoint))?;
+        let endpoint =
+            ProxyEndpoint { server: &server, authority: &keys.authority, credential: keys.credential.as_ref() };
+        let kubeconfig = folder.write("kubeconfig", &generate::kubeconfig(&wanted.chosen, endpoint))?;
         let account = (interception == Interception::Env)
             .then(|| service_account::write(&folder, &wanted.chosen, cluster, &keys.authority))
             .transpose()?;
@@ -187,8 +179,7 @@ impl Session {
             Interception::Ebpf => &wanted.cluster.server.host,
             Interception::Env => {
                 let values = ["127.0.0.1".to_owned(), self.port.to_string()];
-                variables
-                    .extend(IN_CLUSTER.into_iter().zip(values.map(|value| Some(value.into()))));
+                variables.extend(IN_CLUSTER.into_iter().zip(values.map(|value| Some(value.into()))));
                 "127.0.0.1"
             }
             // A client that finds itself in a cluster would go there.
@@ -207,10 +198,8 @@ impl Session {
 
     fn explain(&self, wanted: &Inputs, arguments_changed: bool) {
         let Inputs { source, cluster, policy, .. } = wanted;
-        let files: Vec<String> =
-            source.files.iter().map(|file| file.display().to_string()).collect();
-        let files =
-            if files.is_empty() { "the service account".to_owned() } else { files.join(" and ") };
+        let files: Vec<String> = source.files.iter().map(|file| file.display().to_string()).collect();
+        let files = if files.is_empty() { "the service account".to_owned() } else { files.join(" and ") };
         let kubeconfig = self.kubeconfig.display();
         explain::note(format_args!("KUBECONFIG is {kubeconfig}, made of {files}: CA replaced"));
         match &self.isolation {

@@ -62,9 +62,7 @@ impl Events {
     /// The next event; the exit code, where that is a signal which ends a process.
     pub(crate) fn next(&self) -> ControlFlow<i32, Event> {
         match self.receiver.recv() {
-            Ok(Event::Signal { signal, .. }) if ends(signal) => {
-                ControlFlow::Break(SIGNALLED + signal as i32)
-            }
+            Ok(Event::Signal { signal, .. }) if ends(signal) => ControlFlow::Break(SIGNALLED + signal as i32),
             Ok(event) => ControlFlow::Continue(event),
             // We hold a sender ourselves.
             Err(_) => ControlFlow::Break(i32::from(OWN_FAILURE)),

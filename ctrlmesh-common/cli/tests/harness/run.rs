@@ -37,8 +37,7 @@ impl Bed {
 
     /// An API server that answers with the target that it was asked for.
     pub(crate) async fn with(pki: Pki, server: Arc<ServerConfig>) -> Self {
-        let upstream =
-            Upstream::http(server, |seen| async move { whole(StatusCode::OK, seen.target) }).await;
+        let upstream = Upstream::http(server, |seen| async move { whole(StatusCode::OK, seen.target) }).await;
         let bed = Self { pki, upstream };
         bed.kubeconfig(json!({"certificate-authority": "real.crt"}), json!({"token": "secret"}));
         bed

@@ -16,9 +16,7 @@ fn address(text: &str) -> Address {
 fn codes() -> impl Iterator<Item = Code> {
     let slots = (0..4096u16).step_by(7).chain([4095]);
     slots.flat_map(|slot| {
-        (0..GENERATIONS).flat_map(move |generation| {
-            [0, 1, 7, 128, 255].map(|index| Code { generation, slot, index })
-        })
+        (0..GENERATIONS).flat_map(move |generation| [0, 1, 7, 128, 255].map(|index| Code { generation, slot, index }))
     })
 }
 
@@ -48,14 +46,7 @@ fn a_native_address_is_in_our_prefix() {
 
 #[test]
 fn addresses_of_others_are_not_decoded() {
-    for ip in [
-        [127, 0, 0, 1],
-        [127, 0, 0, 53],
-        [127, 63, 255, 255],
-        [128, 0, 0, 0],
-        [126, 64, 0, 1],
-        [10, 64, 0, 1],
-    ] {
+    for ip in [[127, 0, 0, 1], [127, 0, 0, 53], [127, 63, 255, 255], [128, 0, 0, 0], [126, 64, 0, 1], [10, 64, 0, 1]] {
         assert_eq!(Code::of_ipv4(words(ip)), None, "{ip:?}");
     }
     for ip in [[127, 0, 0, 2], [127, 127, 255, 255], [127, 192, 0, 0], [10, 128, 0, 1]] {
@@ -78,21 +69,15 @@ fn every_open_bit_survives_the_round_trip() {
 
 #[test]
 fn an_exact_target_needs_no_open_bits() {
-    let entry = Destination {
-        address: address("10.96.0.1"),
-        port: 443u16.to_be(),
-        ..Destination::default()
-    };
+    let entry = Destination { address: address("10.96.0.1"), port: 443u16.to_be(), ..Destination::default() };
     assert_eq!(original(&entry, None), Some(entry.address));
 }
 
 #[test]
 fn a_prefix_is_completed_from_what_the_connection_carries() {
-    for (prefix, bits, ip) in [
-        ("10.96.0.0", 20, "10.99.7.200"),
-        ("fd00::", 20, "fd00::7:c8"),
-        ("10.64.0.0", 22, "10.127.255.255"),
-    ] {
+    for (prefix, bits, ip) in
+        [("10.96.0.0", 20, "10.99.7.200"), ("fd00::", 20, "fd00::7:c8"), ("10.64.0.0", 22, "10.127.255.255")]
+    {
         let entry = Destination { address: address(prefix), port: 1, host_bits: bits, retired: 0 };
         let ip = address(ip);
         let code = Code { generation: 0, slot: 9, index: 1 };
@@ -120,9 +105,7 @@ fn an_entry_that_was_never_used_explains_nothing() {
 
 #[test]
 fn the_ranges_that_we_take_addresses_from_are_reserved_as_a_whole() {
-    for text in
-        ["127.64.0.0", "127.255.255.255", "fd63:746c:6d65:7368::", "fd63:746c:6d65:7368:f::"]
-    {
+    for text in ["127.64.0.0", "127.255.255.255", "fd63:746c:6d65:7368::", "fd63:746c:6d65:7368:f::"] {
         assert!(is_reserved(address(text)), "{text}");
     }
     for text in ["127.63.255.255", "128.0.0.0", "::1", "fd63:746c:6d65:7369::", "::ffff:10.0.0.1"] {

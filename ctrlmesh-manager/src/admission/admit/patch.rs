@@ -7,8 +7,7 @@
 use std::collections::BTreeSet;
 
 use json_patch::{
-    AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
-    jsonptr::PointerBuf,
+    AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation, jsonptr::PointerBuf,
 };
 use serde_json::{Map, Value};
 
@@ -36,19 +35,11 @@ fn compare(path: &PointerBuf, before: &Value, after: &Value, to: &mut Vec<PatchO
             }
             _ => numbered(path, before, after, to),
         },
-        _ => to.push(PatchOperation::Replace(ReplaceOperation {
-            path: path.clone(),
-            value: after.clone(),
-        })),
+        _ => to.push(PatchOperation::Replace(ReplaceOperation { path: path.clone(), value: after.clone() })),
     }
 }
 
-fn fields(
-    path: &PointerBuf,
-    before: &Map<String, Value>,
-    after: &Map<String, Value>,
-    to: &mut Vec<PatchOperation>,
-) {
+fn fields(path: &PointerBuf, before: &Map<String, Value>, after: &Map<String, Value>, to: &mut Vec<PatchOperation>) {
     for gone in before.keys().filter(|key| !after.contains_key(*key)) {
         to.push(PatchOperation::Remove(RemoveOperation { path: at(path, gone) }));
     }
@@ -63,11 +54,7 @@ fn fields(
 fn named(path: &PointerBuf, before: Named<'_>, after: &Named<'_>, to: &mut Vec<PatchOperation>) {
     let (mut names, wanted) = (before.names, &after.names);
     let mut there: Vec<&Value> = before.elements.iter().collect();
-    for number in (0..names.len())
-        .rev()
-        .filter(|number| !wanted.contains(&names[*number]))
-        .collect::<Vec<_>>()
-    {
+    for number in (0..names.len()).rev().filter(|number| !wanted.contains(&names[*number])).collect::<Vec<_>>() {
         names.remove(number);
         there.remove(number);
         let path = at(path, &number.to_string());

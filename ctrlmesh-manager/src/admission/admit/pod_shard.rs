@@ -29,12 +29,7 @@ pub fn shared_pod(review: &Review, snapshot: &Snapshot) -> Option<Member> {
 /// Assigns `member` a shard, for another replica. None where there is not exactly one.
 ///
 /// A pod that is refused there after all counts here for a moment.
-pub fn assign_shard(
-    member: &Member,
-    snapshot: &Snapshot,
-    recent: &mut RecentPods,
-    now: Instant,
-) -> Option<String> {
+pub fn assign_shard(member: &Member, snapshot: &Snapshot, recent: &mut RecentPods, now: Instant) -> Option<String> {
     let unseen = recent.unseen(&snapshot.members, now);
     let shards = shards(member, snapshot, &unseen).ok()?;
     let [shard] = <[String; 1]>::try_from(shards).ok()?;
@@ -54,11 +49,7 @@ pub(super) fn member(review: &Review, pod: &Pod) -> Member {
 ///
 /// # Errors
 /// Where only an invalid ShardingConfig may select it: without a shard, the pod would see everything.
-pub(super) fn shards(
-    member: &Member,
-    snapshot: &Snapshot,
-    unseen: &[Member],
-) -> Result<Vec<String>, String> {
+pub(super) fn shards(member: &Member, snapshot: &Snapshot, unseen: &[Member]) -> Result<Vec<String>, String> {
     let namespace = &member.name.namespace;
     let configs: Vec<ShardingConfig> = snapshot
         .configs
@@ -66,19 +57,13 @@ pub(super) fn shards(
         .filter(|config| config.metadata.namespace.as_ref() == Some(namespace))
         .cloned()
         .collect();
-    let members: Vec<Member> = snapshot
-        .members
-        .iter()
-        .chain(unseen)
-        .filter(|member| member.name.namespace == *namespace)
-        .cloned()
-        .collect();
+    let members: Vec<Member> =
+        snapshot.members.iter().chain(unseen).filter(|member| member.name.namespace == *namespace).cloned().collect();
     let world = World { configs: &configs, members: &members, ..snapshot.world() };
     let (operators, troubles) = compile::operators(world);
     let places = operators.iter().enumerate();
-    let places = places.filter_map(|(at, operator)| {
-        Some((at, operator.shard_for(member, &members)?.metadata.name.clone()?))
-    });
+    let places =
+        places.filter_map(|(at, operator)| Some((at, operator.shard_for(member, &members)?.metadata.name.clone()?)));
     let mut places: Vec<(usize, String)> = places.collect();
     if places.len() > 1 {
         let superseded = compile::superseded(&operators, world);
@@ -95,7 +80,5 @@ pub(super) fn shards(
     let of_it = troubles.iter().filter(|trouble| trouble.configs.contains(&name));
     let why: Vec<&str> = of_it.map(|trouble| trouble.message.as_str()).collect();
     let why = why.join("; ");
-    Err(format!(
-        "the pod may be of ShardingConfig {name:?}, which is invalid; mend it first: {why}"
-    ))
+    Err(format!("the pod may be of ShardingConfig {name:?}, which is invalid; mend it first: {why}"))
 }

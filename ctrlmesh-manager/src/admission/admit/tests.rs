@@ -12,8 +12,7 @@ const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: Sharding
     spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
 
 fn snapshot(text: &str) -> Snapshot {
-    let served =
-        std::sync::Arc::new([("", "pods", "Pod"), ("apps", "deployments", "Deployment")].into());
+    let served = std::sync::Arc::new([("", "pods", "Pod"), ("apps", "deployments", "Deployment")].into());
     Snapshot { served, ..Snapshot::of_manifests(text) }
 }
 
@@ -25,11 +24,7 @@ fn a_resource_that_is_not_served_is_a_warning() {
         {"apiGroups": ["apps"], "resources": ["pods", "deploymnets"]},
         {"apiGroups": ["batch"], "resources": ["*"]},
     ]);
-    let response = validate(
-        &asked("CREATE", object.clone(), None),
-        Some(&snapshot("")),
-        &Labelling::default(),
-    );
+    let response = validate(&asked("CREATE", object.clone(), None), Some(&snapshot("")), &Labelling::default());
     assert!(response.allowed, "{}", message(&response));
     let warnings = response.warnings.unwrap();
     let of_resources = warnings.iter().filter(|one| one.contains("relateResources"));
@@ -77,8 +72,7 @@ fn a_limit_by_labels_that_nobody_sets_is_a_warning() {
     let mut by_hand = config("b", "b", "b");
     by_hand["spec"]["limits"][0]["relateResources"] = resources;
     assert!(unlabelled(&by_hand, Some("")).is_empty(), "their labels are the user's");
-    by_hand["spec"]["limits"][0]["selector"] =
-        json!({"matchLabels": {"ctrlmesh.kusionstack.io/namespace": "shop"}});
+    by_hand["spec"]["limits"][0]["selector"] = json!({"matchLabels": {"ctrlmesh.kusionstack.io/namespace": "shop"}});
     let second = "spec.limits[0].relateResources[0].resources[1]";
     let listed = Some("groupVersionKinds: {v1: [Pod]}");
     assert_eq!(unlabelled(&by_hand, listed), [second]);
@@ -96,8 +90,7 @@ fn a_limit_by_labels_that_nobody_sets_is_a_warning() {
 }
 
 fn asked(operation: &str, object: Value, old: Option<Value>) -> Review {
-    let gvk =
-        json!({"group": "ctrlmesh.kusionstack.io", "version": "v1alpha1", "kind": object["kind"]});
+    let gvk = json!({"group": "ctrlmesh.kusionstack.io", "version": "v1alpha1", "kind": object["kind"]});
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -106,8 +99,7 @@ fn asked(operation: &str, object: Value, old: Option<Value>) -> Review {
             "object": object, "oldObject": old, "dryRun": false, "options": null,
         },
     });
-    let review: kube::core::admission::AdmissionReview<DynamicObject> =
-        serde_json::from_value(review).unwrap();
+    let review: kube::core::admission::AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
     review.try_into().unwrap()
 }
 
@@ -143,13 +135,7 @@ fn two_shards_that_could_own_one_object_are_refused() {
     let same = validated(&asked("CREATE", config("b", "a", "other"), None), Some(&known));
     assert!(!same.allowed && message(&same).contains("ShardingConfig \"a\""), "{same:?}");
     assert!(validated(&asked("CREATE", config("b", "b", "other"), None), Some(&known)).allowed);
-    assert!(
-        validated(
-            &asked("UPDATE", config("a", "c", "op"), Some(config("a", "a", "op"))),
-            Some(&known)
-        )
-        .allowed
-    );
+    assert!(validated(&asked("UPDATE", config("a", "c", "op"), Some(config("a", "a", "op"))), Some(&known)).allowed);
 }
 
 #[test]
@@ -221,8 +207,7 @@ fn every_kind_is_validated_by_its_own_rules() {
     assert!(message(&refused).contains("no regular expression"), "{refused:?}");
     let state = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ManagerState", "metadata": {"name": "x"}, "spec": {}});
     assert!(!validated(&asked("CREATE", state, None), None).allowed);
-    let unreadable =
-        json!({"kind": "FaultInjection", "metadata": {"name": "a"}, "spec": {"httpFault": 5}});
+    let unreadable = json!({"kind": "FaultInjection", "metadata": {"name": "a"}, "spec": {"httpFault": 5}});
     let unreadable = validated(&asked("CREATE", unreadable, None), None);
     assert!(message(&unreadable).starts_with("cannot be read"), "{unreadable:?}");
 }
@@ -271,8 +256,7 @@ fn pods_made_together_get_different_shards() {
     // The first is seen: it counts once. A third stands by, and the fourth for the other shard.
     let seen = serde_json::to_string(&pod("op-x-a", first, "Running")).unwrap();
     let known = snapshot(&format!("{root}{seen}"));
-    let (third, fourth) =
-        (ask(pod("", None, "Pending"), &known, soon), ask(pod("", None, "Pending"), &known, soon));
+    let (third, fourth) = (ask(pod("", None, "Pending"), &known, soon), ask(pod("", None, "Pending"), &known, soon));
     assert_ne!(third, fourth);
     // What was never seen is forgotten: the shard of the one that is there is not the one that lacks.
     assert_ne!(ask(pod("", None, "Pending"), &known, Duration::from_mins(1)), first);
@@ -305,19 +289,16 @@ fn a_shard_from_the_leader_is_taken_and_counts_here() {
 #[test]
 fn the_leader_assigns_shards_to_new_pods_of_deployments() {
     let known = snapshot(&ROOT.replace("targetStatefulSet", "targetDeployment"));
-    let asks = |operation: &str, pod: Value, known: &Snapshot| {
-        shared_pod(&asked(operation, pod, None), known).is_some()
-    };
+    let asks =
+        |operation: &str, pod: Value, known: &Snapshot| shared_pod(&asked(operation, pod, None), known).is_some();
     let fresh = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
     assert!(asks("CREATE", of_deployment(fresh.clone()), &known));
     assert!(!asks("UPDATE", of_deployment(fresh.clone()), &known));
     assert!(!asks("CREATE", of_deployment(fresh.clone()), &snapshot(ROOT)), "by ordinal");
     assert!(!asks("CREATE", pod("op-0", "op"), &known), "of a StatefulSet");
-    for (label, value) in [
-        (key::ENABLE_PROXY, "false"),
-        (key::SHARDING_CONFIG_INJECTED, "r-1-normal"),
-        ("pod-template-hash", "y"),
-    ] {
+    for (label, value) in
+        [(key::ENABLE_PROXY, "false"), (key::SHARDING_CONFIG_INJECTED, "r-1-normal"), ("pod-template-hash", "y")]
+    {
         let mut labels = fresh.clone();
         labels[label] = json!(value);
         assert!(!asks("CREATE", of_deployment(labels), &known), "{label}");
@@ -376,7 +357,8 @@ fn an_unselected_pod_is_enrolled_with_a_warning() {
     let known = snapshot(ROOT);
     let response = injected(pod("x-0", "x"), Some(&known));
     assert!(response.allowed);
-    let injected_only = json!([{"op": "add", "path": "/metadata/annotations", "value": {annotation::INJECTED: "true"}}]);
+    let injected_only =
+        json!([{"op": "add", "path": "/metadata/annotations", "value": {annotation::INJECTED: "true"}}]);
     assert_eq!(patch(&response), injected_only, "it has no volume with a CA");
     assert!(response.warnings.unwrap()[0].contains("no ShardingConfig"));
     let mut stranger = pod("op-0", "op");
@@ -430,7 +412,8 @@ fn a_second_root_of_a_workload_takes_no_pods() {
 #[test]
 fn a_root_that_cannot_be_divided_is_refused() {
     let root = |more: Value| {
-        let mut root = json!({"prefix": "r", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1}});
+        let mut root =
+            json!({"prefix": "r", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1}});
         for (key, value) in more.as_object().unwrap() {
             root[key] = value.clone();
         }
@@ -439,8 +422,7 @@ fn a_root_that_cannot_be_divided_is_refused() {
     };
     let known = snapshot("");
     assert!(validated(&asked("CREATE", root(json!({})), None), Some(&known)).allowed);
-    let one_hash =
-        json!({"resourceSelector": [{"selector": {"matchLabels": {key::SHARDING_HASH: "3"}}}]});
+    let one_hash = json!({"resourceSelector": [{"selector": {"matchLabels": {key::SHARDING_HASH: "3"}}}]});
     for known in [None, Some(&known)] {
         let refused = validated(&asked("CREATE", root(one_hash.clone()), None), known);
         let expected = "spec.root.resourceSelector[0].selector: excludes everything that shard";
@@ -463,8 +445,7 @@ fn only_missing_labels_are_added_at_admission() {
     assert_eq!(ops.as_array().unwrap().len(), 4, "{ops}");
     let hash = json!({"op": "add", "path": "/metadata/labels/ctrlmesh.kusionstack.io~1sharding-hash", "value": slot});
     assert!(ops.as_array().unwrap().contains(&hash), "{ops}");
-    map["metadata"]["labels"] =
-        json!({key::SHARDING_HASH: slot, key::NAMESPACE: "ops", key::CONTROL: "true"});
+    map["metadata"]["labels"] = json!({key::SHARDING_HASH: slot, key::NAMESPACE: "ops", key::CONTROL: "true"});
     assert!(label(&asked("UPDATE", map.clone(), None), &scheme).patch.is_none(), "invoked again");
     map["metadata"]["labels"] = json!({key::SHARDING_HASH: "99", "mine": "stays"});
     let ops = patch(&label(&asked("UPDATE", map.clone(), None), &scheme));

@@ -2,8 +2,8 @@
 
 use ctrlmesh_common::names::{annotation, fake_kubeconfig, label, port};
 use k8s_openapi::api::core::v1::{
-    DownwardAPIVolumeFile, DownwardAPIVolumeSource, HostAlias, ObjectFieldSelector, Pod, PodSpec,
-    Sysctl, Volume, VolumeMount,
+    DownwardAPIVolumeFile, DownwardAPIVolumeSource, HostAlias, ObjectFieldSelector, Pod, PodSpec, Sysctl, Volume,
+    VolumeMount,
 };
 
 use super::trust::{self, SERVICE_ACCOUNT};
@@ -12,12 +12,8 @@ use super::{Interception, Refusal, operators, set_variable};
 const SIDECAR: &str = "127.0.0.1";
 
 /// Names of the API server's Service, for clients that ignore the variables.
-const NAMES: [&str; 4] = [
-    "kubernetes.default.svc",
-    "kubernetes.default.svc.cluster.local",
-    "kubernetes.default",
-    "kubernetes",
-];
+const NAMES: [&str; 4] =
+    ["kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "kubernetes.default", "kubernetes"];
 
 /// Lets the sidecar listen at port 443 without privilege. Kubernetes counts it as safe.
 const UNPRIVILEGED_PORTS: &str = "net.ipv4.ip_unprivileged_port_start";
@@ -84,10 +80,7 @@ fn by_variables(spec: &mut PodSpec) {
     let aliases = spec.host_aliases.get_or_insert_default();
     // The pod's own alias would win over ours.
     for alias in aliases.iter_mut() {
-        alias
-            .hostnames
-            .iter_mut()
-            .for_each(|names| names.retain(|name| !NAMES.contains(&name.as_str())));
+        alias.hostnames.iter_mut().for_each(|names| names.retain(|name| !NAMES.contains(&name.as_str())));
     }
     aliases.retain(|alias| alias.hostnames.as_ref().is_none_or(|names| !names.is_empty()));
     let hostnames = Some(NAMES.map(str::to_owned).into());
@@ -167,10 +160,7 @@ fn volume() -> Volume {
             default_mode: Some(0o444),
             items: Some(vec![DownwardAPIVolumeFile {
                 path: FILE.to_owned(),
-                field_ref: Some(ObjectFieldSelector {
-                    api_version: Some("v1".to_owned()),
-                    field_path,
-                }),
+                field_ref: Some(ObjectFieldSelector { api_version: Some("v1".to_owned()), field_path }),
                 ..DownwardAPIVolumeFile::default()
             }]),
         }),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::names::{TOKEN_AUDIENCE, port, root_ca, sidecar};
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
-    EnvVarSource, HTTPGetAction, KeyToPath, ObjectFieldSelector, PodSpec, Probe,
-    ProjectedVolumeSource, ResourceFieldSelector, ResourceRequirements, SeccompProfile,
-    SecurityContext, ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+    Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
+    HTTPGetAction, KeyToPath, ObjectFieldSelector, PodSpec, Probe, ProjectedVolumeSource, ResourceFieldSelector,
+    ResourceRequirements, SeccompProfile, SecurityContext, ServiceAccountTokenProjection, Volume, VolumeMount,
+    VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -42,8 +42,7 @@ pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
         return Err(Refusal::Container { field: "containers" });
     }
     let mut init = spec.init_containers.iter().flatten();
-    let is_taken =
-        |container: &Container| container.name == CONTAINER && !(wanted && is_ours(container));
+    let is_taken = |container: &Container| container.name == CONTAINER && !(wanted && is_ours(container));
     if init.any(is_taken) {
         return Err(Refusal::Container { field: "initContainers" });
     }
@@ -94,11 +93,7 @@ pub(super) fn add(
     }
 }
 
-fn container(
-    settings: &SidecarSettings,
-    resources: ResourceRequirements,
-    interception: Interception,
-) -> Container {
+fn container(settings: &SidecarSettings, resources: ResourceRequirements, interception: Interception) -> Container {
     let mut listen = format!("127.0.0.1:{}", port::PROXY_API);
     if interception == Interception::Env {
         // Some clients ignore the variables and dial the Service's name.
@@ -195,10 +190,7 @@ fn unprivileged() -> SecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(NOBODY),
         run_as_group: Some(NOBODY),
-        seccomp_profile: Some(SeccompProfile {
-            type_: "RuntimeDefault".to_owned(),
-            localhost_profile: None,
-        }),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
         ..SecurityContext::default()
     }
 }
@@ -206,8 +198,7 @@ fn unprivileged() -> SecurityContext {
 /// For the proxy of one operator, with room for bursts.
 fn default_resources() -> ResourceRequirements {
     let quantities = |pairs: &[(&str, &str)]| {
-        let pairs =
-            pairs.iter().map(|(name, value)| ((*name).to_owned(), Quantity((*value).to_owned())));
+        let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), Quantity((*value).to_owned())));
         Some(pairs.collect::<BTreeMap<_, _>>())
     };
     ResourceRequirements {
@@ -260,8 +251,7 @@ pub(super) fn item(key: &str, path: &str) -> KeyToPath {
 }
 
 fn of_pod(name: &str, field: &str) -> EnvVar {
-    let field_ref =
-        ObjectFieldSelector { api_version: Some("v1".to_owned()), field_path: field.to_owned() };
+    let field_ref = ObjectFieldSelector { api_version: Some("v1".to_owned()), field_path: field.to_owned() };
     EnvVar {
         name: name.to_owned(),
         value: None,

@@ -38,8 +38,7 @@ fn usual() -> Value {
 }
 
 fn injected(annotations: Value, spec: Value) -> Value {
-    serde_json::to_value(inject(&pod(annotations, spec), Some("op-1-normal"), &settings()).unwrap())
-        .unwrap()
+    serde_json::to_value(inject(&pod(annotations, spec), Some("op-1-normal"), &settings()).unwrap()).unwrap()
 }
 
 fn refused(annotations: Value, spec: Value) -> String {
@@ -79,15 +78,9 @@ fn a_pod_without_a_token_gets_none() {
 fn the_sidecar_starts_first_and_has_no_privilege() {
     let found = injected(json!({annotation::SIDECAR: "true"}), usual());
     let containers = found["spec"]["initContainers"].as_array().unwrap();
-    assert_eq!(
-        containers.iter().map(|one| &one["name"]).collect::<Vec<_>>(),
-        ["ctrlmesh-proxy", "migrate"]
-    );
+    assert_eq!(containers.iter().map(|one| &one["name"]).collect::<Vec<_>>(), ["ctrlmesh-proxy", "migrate"]);
     let proxy = &containers[0];
-    assert_eq!(
-        (&proxy["restartPolicy"], &proxy["image"]),
-        (&json!("Always"), &json!("ctrlmesh/proxy:1"))
-    );
+    assert_eq!((&proxy["restartPolicy"], &proxy["image"]), (&json!("Always"), &json!("ctrlmesh/proxy:1")));
     assert_eq!(proxy["startupProbe"]["httpGet"]["path"], "/readyz");
     assert_eq!(proxy["readinessProbe"]["httpGet"]["path"], "/readyz");
     assert_eq!(proxy["livenessProbe"]["httpGet"]["path"], "/livez");
@@ -105,14 +98,8 @@ fn the_sidecar_starts_first_and_has_no_privilege() {
     }
     let trusted = &found["spec"]["volumes"][1]["projected"]["sources"];
     assert_eq!(trusted[0]["serviceAccountToken"]["audience"], "ctrlmesh");
-    assert_eq!(
-        trusted[1]["configMap"]["name"], "kube-root-ca.crt",
-        "it verifies the real API server"
-    );
-    assert!(
-        found["spec"]["containers"][0]["env"][0]["value"] == "elsewhere",
-        "nothing is redirected"
-    );
+    assert_eq!(trusted[1]["configMap"]["name"], "kube-root-ca.crt", "it verifies the real API server");
+    assert!(found["spec"]["containers"][0]["env"][0]["value"] == "elsewhere", "nothing is redirected");
 }
 
 #[test]
@@ -195,8 +182,7 @@ fn names_of_the_proxy_are_refused_and_its_own_recognized() {
     let message = refused(json!({annotation::SIDECAR: "true"}), spec);
     assert!(message.starts_with("spec.initContainers"), "{message}");
     for mode in ["env", "kubeconfig"] {
-        let once =
-            inject(&pod(json!({annotation::INTERCEPTION: mode}), usual()), Some("s"), &settings());
+        let once = inject(&pod(json!({annotation::INTERCEPTION: mode}), usual()), Some("s"), &settings());
         let other = SidecarSettings { image: "ctrlmesh/proxy:2".to_owned(), ..settings() };
         let again = inject(&once.unwrap(), Some("s"), &other).unwrap().spec.unwrap();
         let init = again.init_containers.unwrap();
@@ -219,11 +205,9 @@ fn a_container_like_the_proxys_is_refused_where_none_is_wanted() {
 #[test]
 fn no_other_container_mounts_the_proxys_volumes() {
     let with_sidecar = injected(json!({annotation::SIDECAR: "true"}), usual());
-    for (name, field) in [
-        ("ctrlmesh-proxy", "containers"),
-        ("ctrlmesh-state", "containers"),
-        ("ctrlmesh-proxy", "initContainers"),
-    ] {
+    for (name, field) in
+        [("ctrlmesh-proxy", "containers"), ("ctrlmesh-state", "containers"), ("ctrlmesh-proxy", "initContainers")]
+    {
         let mut spec = with_sidecar["spec"].clone();
         let containers = spec[field].as_array_mut().unwrap();
         let last = containers.last_mut().unwrap();
@@ -255,12 +239,12 @@ fn a_kubeconfig_without_its_files_is_refused() {
 fn pods_that_could_not_work_are_refused() {
     let windows = json!({"os": {"name": "windows"}, "containers": [{"name": "a", "image": "a"}]});
     assert!(refused(json!({}), windows).starts_with("spec.os"));
-    let selected = json!({"nodeSelector": {"kubernetes.io/os": "windows"}, "containers": [{"name": "a", "image": "a"}]});
+    let selected =
+        json!({"nodeSelector": {"kubernetes.io/os": "windows"}, "containers": [{"name": "a", "image": "a"}]});
     assert!(refused(json!({}), selected).starts_with("spec.os"));
     let ports = |value: &str| {
         let mut spec = usual();
-        spec["securityContext"] =
-            json!({"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": value}]});
+        spec["securityContext"] = json!({"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": value}]});
         spec
     };
     let env = json!({annotation::INTERCEPTION: "env"});
@@ -283,10 +267,7 @@ fn annotations_give_resources_and_variables() {
         }),
         usual(),
     );
-    assert_eq!(
-        found["spec"]["initContainers"][0]["resources"],
-        json!({"limits": {"memory": "1Gi"}})
-    );
+    assert_eq!(found["spec"]["initContainers"][0]["resources"], json!({"limits": {"memory": "1Gi"}}));
     assert_eq!(found["spec"]["containers"][1]["env"], json!([{"name": "A", "value": "1"}]));
     let told = |found: &Value| {
         let env = found["spec"]["initContainers"][0]["env"].as_array().unwrap().clone();
@@ -324,10 +305,12 @@ fn any_pod() -> impl Strategy<Value = Pod> {
             let account = json!({"name": "kube-api-access-x", "mountPath": super::trust::SERVICE_ACCOUNT});
             let mut container = json!({"name": name, "image": "op", "volumeMounts": [account]});
             if host {
-                container["env"] = json!([{"name": "A", "value": "$(B)"}, {"name": "KUBERNETES_SERVICE_HOST", "value": "x"}]);
+                container["env"] =
+                    json!([{"name": "A", "value": "$(B)"}, {"name": "KUBERNETES_SERVICE_HOST", "value": "x"}]);
             }
             if config {
-                container["volumeMounts"] = json!([account, {"name": "mine", "mountPath": "/etc/kubernetes/kubeconfig"}]);
+                container["volumeMounts"] =
+                    json!([account, {"name": "mine", "mountPath": "/etc/kubernetes/kubeconfig"}]);
             }
             if args {
                 container["args"] = json!(["--kubeconfig=/mine", "-v=2"]);

@@ -6,8 +6,7 @@ use std::collections::BTreeSet;
 
 use ctrlmesh_common::names::root_ca;
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, Container, KeyToPath, PodSpec, ProjectedVolumeSource, Volume,
-    VolumeProjection,
+    ConfigMapProjection, Container, KeyToPath, PodSpec, ProjectedVolumeSource, Volume, VolumeProjection,
 };
 
 use super::{Refusal, containers, operators, sidecar};
@@ -98,8 +97,7 @@ fn brings_real_ca(volume: &Volume, as_account: bool) -> Option<&'static str> {
     let maps = maps.map(|map| (&map.name, &map.items));
     let maps = volume.config_map.iter().map(|map| (&map.name, &map.items)).chain(maps);
     let mut others = maps.filter(|(name, items)| !is_known(name) && makes_ca(items.as_deref()));
-    (as_account && others.next().is_some())
-        .then_some("another ConfigMap in the place of the service account's CA")
+    (as_account && others.next().is_some()).then_some("another ConfigMap in the place of the service account's CA")
 }
 
 /// Whether these items include the file with the CA; no items are all keys.
@@ -160,8 +158,7 @@ fn fail_open_volume() -> Volume {
     };
     let source = VolumeProjection { config_map: Some(map), ..VolumeProjection::default() };
     // As the API server defaults it, so that a second review recognizes it.
-    let projected =
-        ProjectedVolumeSource { default_mode: Some(0o644), sources: Some(vec![source]) };
+    let projected = ProjectedVolumeSource { default_mode: Some(0o644), sources: Some(vec![source]) };
     Volume { name: FAIL_OPEN.to_owned(), projected: Some(projected), ..Volume::default() }
 }
 

@@ -21,9 +21,7 @@ impl NamespaceLocks {
     pub(super) async fn lock(&self, namespace: &str) -> OwnedMutexGuard<RecentPods> {
         let turn = {
             let (mut all, now) = (lock(&self.0), Instant::now());
-            all.retain(|_, turn| {
-                Arc::get_mut(turn).is_none_or(|turn| !turn.get_mut().is_over(now))
-            });
+            all.retain(|_, turn| Arc::get_mut(turn).is_none_or(|turn| !turn.get_mut().is_over(now)));
             Arc::clone(all.entry(namespace.to_owned()).or_default())
         };
         turn.lock_owned().await

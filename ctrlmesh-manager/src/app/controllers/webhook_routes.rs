@@ -99,12 +99,10 @@ fn unasked(asked: &Review, own: &str) -> Option<AdmissionResponse> {
 fn place(placement: &Arc<Placement>, leader: &LeaderClient, settings: SidecarSettings) -> Handler {
     let (placement, leader, settings) = (Arc::clone(placement), leader.clone(), Arc::new(settings));
     Arc::new(move |asked: Review| {
-        let (placement, leader, settings) =
-            (Arc::clone(&placement), leader.clone(), Arc::clone(&settings));
+        let (placement, leader, settings) = (Arc::clone(&placement), leader.clone(), Arc::clone(&settings));
         let place = async move {
             let failed = AdmissionResponse::from(&asked);
-            let mut recent =
-                placement.lock_namespace(asked.namespace.as_deref().unwrap_or_default()).await;
+            let mut recent = placement.lock_namespace(asked.namespace.as_deref().unwrap_or_default()).await;
             let given = match placement.shared(&asked) {
                 Some(pod) => leader.assign_shard(&pod).await,
                 None => None,
@@ -152,8 +150,7 @@ mod tests {
 
     /// A review of a new object of `kind` with these labels.
     fn asked(kind: &str, namespace: &str, labels: &[&str]) -> Review {
-        let labels: serde_json::Map<_, _> =
-            labels.iter().map(|key| ((*key).to_owned(), "true".into())).collect();
+        let labels: serde_json::Map<_, _> = labels.iter().map(|key| ((*key).to_owned(), "true".into())).collect();
         let object = serde_json::json!({
             "apiVersion": "v1", "kind": kind, "metadata": {"name": "x", "labels": labels}, "spec": {"containers": []},
         });
@@ -208,11 +205,7 @@ mod tests {
     #[test]
     fn placement_runs_on_a_thread_of_its_own() {
         let (_plans, known) = watch::channel(None);
-        let settings = SidecarSettings {
-            image: String::new(),
-            pull_policy: String::new(),
-            manager: String::new(),
-        };
+        let settings = SidecarSettings { image: String::new(), pull_policy: String::new(), manager: String::new() };
         let place = place(&Arc::new(Placement::new(known)), &LeaderClient::default(), settings);
         let answer = answered(|| place(asked("Pod", "a", &[label::ENABLE_PROXY])));
         assert!(answer.result.message.contains("has not read"), "{answer:?}");

@@ -22,13 +22,9 @@ fn authority() -> Authority {
 fn is_trusted(authority: &Authority, chain: &[CertificateDer<'static>], name: &str) -> bool {
     let mut roots = RootCertStore::empty();
     roots.add(authority.certificate.clone()).unwrap();
-    let verifier =
-        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), tls::provider()).build();
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), tls::provider()).build();
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    verifier
-        .unwrap()
-        .verify_server_cert(&chain[0], &chain[1..], &name, &[], UnixTime::now())
-        .is_ok()
+    verifier.unwrap().verify_server_cert(&chain[0], &chain[1..], &name, &[], UnixTime::now()).is_ok()
 }
 
 fn request(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Vec<u8> {
@@ -90,9 +86,7 @@ fn a_permitted_request_is_signed_for_all_names_and_a_day() {
 fn a_request_for_more_is_refused() {
     let authority = authority();
     let sign = |request: &[u8]| authority.sign(request, SystemTime::now()).unwrap_err();
-    for outside in
-        ["example.com", "*.kubernetes.default.svc", "a.kubernetes.default.svc", "10.96.0.2"]
-    {
+    for outside in ["example.com", "*.kubernetes.default.svc", "a.kubernetes.default.svc", "10.96.0.2"] {
         let error = sign(&request(&["kubernetes.default.svc", outside], |_| {}));
         assert!(matches!(&error, SignError::Outside { name } if name == outside), "{error}");
     }

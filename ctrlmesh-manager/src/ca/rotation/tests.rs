@@ -14,18 +14,12 @@ fn begin(now: SystemTime) -> Rotation {
 }
 
 /// Takes every due step on each of the days. Returns day and step.
-fn live(
-    rotation: &mut Rotation,
-    names: &Names,
-    start: SystemTime,
-    days: std::ops::Range<u32>,
-) -> Vec<(u32, Step)> {
+fn live(rotation: &mut Rotation, names: &Names, start: SystemTime, days: std::ops::Range<u32>) -> Vec<(u32, Step)> {
     let mut done = Vec::new();
     for day in days {
         let now = start + DAY * day;
         while let Some(step) = rotation.due_step(names, now) {
-            *rotation =
-                rotation.clone().apply(step, AuthorityKind::Mesh, names, LIFE, now).unwrap();
+            *rotation = rotation.clone().apply(step, AuthorityKind::Mesh, names, LIFE, now).unwrap();
             done.push((day, step));
             assert!(done.len() < 100, "{done:?}");
         }
@@ -39,16 +33,9 @@ fn authorities_overlap_for_ever() {
     let start = SystemTime::now();
     let mut rotation = begin(start);
     let done = live(&mut rotation, &names(), start, 0..1000);
-    let expected = [
-        (200, Step::Prepare),
-        (300, Step::Promote),
-        (400, Step::Forget),
-        (400, Step::Prepare),
-        (500, Step::Promote),
-    ];
-    let near = |(at, step): &(u32, Step), (day, what): &(u32, Step)| {
-        at.abs_diff(*day) <= 1 && step == what
-    };
+    let expected =
+        [(200, Step::Prepare), (300, Step::Promote), (400, Step::Forget), (400, Step::Prepare), (500, Step::Promote)];
+    let near = |(at, step): &(u32, Step), (day, what): &(u32, Step)| at.abs_diff(*day) <= 1 && step == what;
     assert!(done.len() > 8, "{done:?}");
     for one in &expected {
         assert!(done.iter().any(|done| near(done, one)), "{one:?} in {done:?}");
@@ -58,9 +45,7 @@ fn authorities_overlap_for_ever() {
 #[test]
 fn a_successor_has_a_known_promotion_time() {
     let start = SystemTime::now();
-    let days = |at: SystemTime| {
-        (at.duration_since(start).unwrap().as_secs() + DAY.as_secs() / 2) / DAY.as_secs()
-    };
+    let days = |at: SystemTime| (at.duration_since(start).unwrap().as_secs() + DAY.as_secs() / 2) / DAY.as_secs();
     let mut rotation = begin(start);
     assert_eq!(rotation.successor(), None);
     live(&mut rotation, &names(), start, 0..201);
@@ -94,9 +79,7 @@ fn csr(names: &[&str]) -> Vec<u8> {
 /// The authority that signs a request for these names, in PEM.
 fn signer(rotation: &Rotation, names: &[&str], now: SystemTime) -> Option<String> {
     let chain = rotation.sign(&csr(names), now).ok()?;
-    let is = |one: &&Authority| {
-        CertificateDer::from_pem_slice(one.pem().as_bytes()).unwrap() == chain[1]
-    };
+    let is = |one: &&Authority| CertificateDer::from_pem_slice(one.pem().as_bytes()).unwrap() == chain[1];
     rotation.trusted().find(is).map(|one| one.pem().to_owned())
 }
 
@@ -128,8 +111,7 @@ fn changing_addresses_need_few_authorities_that_sign_at_once() {
         let names = with(&address);
         while let Some(step) = rotation.due_step(&names, now) {
             assert_eq!(step, Step::Prepare);
-            rotation =
-                rotation.clone().apply(step, AuthorityKind::Mesh, &names, LIFE, now).unwrap();
+            rotation = rotation.clone().apply(step, AuthorityKind::Mesh, &names, LIFE, now).unwrap();
         }
         assert!(signer(&rotation, &["kubernetes", &address], now).is_some(), "{address}");
     }
@@ -195,9 +177,7 @@ fn a_rotation_is_read_as_it_was_written() {
     rotation = rotation.apply(Step::Prepare, AuthorityKind::Mesh, &names(), LIFE, start).unwrap();
     rotation.write(AuthorityKind::Mesh, &mut data);
     let read = Rotation::read(AuthorityKind::Mesh, &data).unwrap();
-    let keys = |rotation: &Rotation| {
-        rotation.next.iter().map(|next| next.key().to_owned()).collect::<Vec<_>>()
-    };
+    let keys = |rotation: &Rotation| rotation.next.iter().map(|next| next.key().to_owned()).collect::<Vec<_>>();
     assert_eq!((read.next.len(), keys(&read)), (2, keys(&rotation)));
     assert_eq!(read.bundle(), rotation.bundle());
     data.remove("mesh-next.key");

@@ -103,9 +103,7 @@ impl CaEvent {
             Self::NamesAdded { kind, names } => {
                 let (who, action) = match kind {
                     AuthorityKind::Mesh => ("the API server is reached by", "MakeMeshAuthority"),
-                    AuthorityKind::Manager => {
-                        ("the manager is to be reached by", "MakeManagerAuthority")
-                    }
+                    AuthorityKind::Manager => ("the manager is to be reached by", "MakeManagerAuthority"),
                 };
                 let note = format!(
                     "{who} {names}, which the {} so far may not speak for: another one does from now on, and programs that were started before have to be restarted if they dial these; for all other names nothing changes until that one signs for all, which is told in time",
@@ -158,13 +156,11 @@ mod tests {
         let (start, now) = (SystemTime::now(), Instant::now());
         let names = Names::of(["api.example.com"]);
         let validity = Duration::from_hours(800);
-        let begin =
-            Rotation::begin(AuthorityKind::Mesh, &names, validity, start, Vec::new()).unwrap();
+        let begin = Rotation::begin(AuthorityKind::Mesh, &names, validity, start, Vec::new()).unwrap();
         let mut reminder = Reminder::default();
         assert_eq!(reminder.due(&begin, now), None, "there is none");
-        let step = |rotation: Rotation, step| {
-            rotation.apply(step, AuthorityKind::Mesh, &names, validity, start).unwrap()
-        };
+        let step =
+            |rotation: Rotation, step| rotation.apply(step, AuthorityKind::Mesh, &names, validity, start).unwrap();
         let rotation = step(begin, Step::Prepare);
         let event = reminder.due(&rotation, now).unwrap();
         assert!(reminder.due(&rotation, now).is_some(), "it was not written");

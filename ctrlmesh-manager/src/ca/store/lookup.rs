@@ -29,8 +29,7 @@ pub(super) async fn look_up(
     lease_watch: &mut LeaseWatch,
 ) -> Result<Lookup, CaStoreError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let (maps, leases) =
-        (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace));
+    let (maps, leases) = (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace));
     let mut warned = false;
     loop {
         let secret = secrets.get_opt(names::CA_SECRET).await.map_err(CaStoreError::Secret)?;
@@ -60,9 +59,7 @@ pub(super) async fn look_up(
 async fn is_gone(leases: &Api<Lease>, lease_watch: &mut LeaseWatch) -> Result<bool, CaStoreError> {
     let failed = |lease: &str, source| CaStoreError::Lease { lease: lease.to_owned(), source };
     match time::timeout(LEASE, leases.get_opt(&lease_watch.lease)).await {
-        Ok(Ok(lease)) => {
-            Ok(lease_watch.is_gone(lease.and_then(|lease| lease.metadata.resource_version)))
-        }
+        Ok(Ok(lease)) => Ok(lease_watch.is_gone(lease.and_then(|lease| lease.metadata.resource_version))),
         Ok(Err(source)) => Err(failed(&lease_watch.lease, source)),
         Err(_elapsed) => {
             debug!(lease = lease_watch.lease, "lease not reached in time");

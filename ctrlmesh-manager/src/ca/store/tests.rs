@@ -26,8 +26,7 @@ struct Plane {
 fn authorities() -> Authorities {
     let rotation = |kind| {
         let names = Names::of(["kubernetes"]);
-        Rotation::begin(kind, &names, Duration::from_hours(24), SystemTime::now(), Vec::new())
-            .unwrap()
+        Rotation::begin(kind, &names, Duration::from_hours(24), SystemTime::now(), Vec::new()).unwrap()
     };
     Authorities { mesh: rotation(AuthorityKind::Mesh), manager: rotation(AuthorityKind::Manager) }
 }
@@ -41,10 +40,7 @@ fn plane(leases: impl IntoIterator<Item = &'static str>) -> Plane {
 impl Plane {
     fn answer(&mut self, method: &Method, path: &str) -> (u16, Value) {
         let failed = |code: u16, reason| {
-            (
-                code,
-                json!({"kind": "Status", "status": "Failure", "message": "", "code": code, "reason": reason}),
-            )
+            (code, json!({"kind": "Status", "status": "Failure", "message": "", "code": code, "reason": reason}))
         };
         let secret = format!("/secrets/{}", names::CA_SECRET);
         if method == Method::POST {
@@ -57,9 +53,7 @@ impl Plane {
                 let version = self.leases.pop_front().unwrap();
                 (200, json!({"metadata": {"resourceVersion": version}}))
             }
-            path if path.ends_with(&secret) && std::mem::take(&mut self.fails) => {
-                failed(500, "InternalError")
-            }
+            path if path.ends_with(&secret) && std::mem::take(&mut self.fails) => failed(500, "InternalError"),
             path if path.ends_with(&secret) && self.leases.is_empty() => {
                 (200, serde_json::to_value(secret_of(&self.authorities)).unwrap())
             }
@@ -120,11 +114,7 @@ async fn without_a_leader_new_authorities_are_made_despite_errors() {
     for flaps in [false, true] {
         let (found, plane) = opened(Plane { flaps, ..plane(["1"; 40]) }).await;
         assert_eq!(plane.made, 1, "flaps: {flaps}");
-        assert_eq!(
-            plane.leases.len(),
-            33,
-            "flaps: {flaps}: one look, and six at which it was as before"
-        );
+        assert_eq!(plane.leases.len(), 33, "flaps: {flaps}: one look, and six at which it was as before");
         for (found, before) in found.bundles().iter().zip(plane.authorities.bundles()) {
             assert!(found.ends_with(&before) && *found != before, "what it signed is trusted");
         }

@@ -59,17 +59,7 @@ pub(super) async fn follow<MayWrite>(
     MayWrite: Fn() -> bool + Send + Sync + 'static,
 {
     let (retries, repaired, listed, failures) = (RetryQueue::default(), 0, false, 0);
-    let mut this = KindFollower {
-        labels,
-        name,
-        kind,
-        unfinished,
-        retries,
-        repaired,
-        listed,
-        failures,
-        told: None,
-    };
+    let mut this = KindFollower { labels, name, kind, unfinished, retries, repaired, listed, failures, told: None };
     loop {
         Box::pin(this.pass()).await;
     }
@@ -79,8 +69,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
     /// Lists and watches, until the kind must be listed again.
     async fn pass(&mut self) {
         let client: &Client = &self.labels.client;
-        let seen: Api<PartialObjectMeta<DynamicObject>> =
-            Api::all_with(client.clone(), &self.kind.resource);
+        let seen: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(client.clone(), &self.kind.resource);
         let events = watcher(seen, Config::default().page_size(PAGE)).default_backoff();
         let mut events = pin!(events);
         let mut fresh = fresh(Api::all_with(client.clone(), &self.kind.resource)).boxed();
@@ -108,9 +97,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
     async fn next(
         &self,
         fresh: &mut BoxStream<'_, ObjectMeta>,
-        mut events: Pin<
-            &mut (impl Stream<Item = Result<Event<PartialObjectMeta<DynamicObject>>, Error>> + Send),
-        >,
+        mut events: Pin<&mut (impl Stream<Item = Result<Event<PartialObjectMeta<DynamicObject>>, Error>> + Send)>,
     ) -> Next {
         let due = self.retries.due();
         tokio::select! {
@@ -245,9 +232,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
 /// Whether the API server rejects the watch. Outages and expired versions pass by themselves.
 fn is_refused(error: &Error) -> bool {
     let code = match error {
-        Error::WatchStartFailed(kube::Error::Api(status)) | Error::WatchError(status) => {
-            status.code
-        }
+        Error::WatchStartFailed(kube::Error::Api(status)) | Error::WatchError(status) => status.code,
         _ => return false,
     };
     matches!(code, 400..=499) && !matches!(code, 408 | 410 | 429)

@@ -35,15 +35,10 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     }
 
     /// The current metadata; none where the object is gone.
-    pub(super) async fn metadata(
-        &self,
-        kind: &Kind,
-        meta: &ObjectMeta,
-    ) -> Result<Option<ObjectMeta>, String> {
+    pub(super) async fn metadata(&self, kind: &Kind, meta: &ObjectMeta) -> Result<Option<ObjectMeta>, String> {
         // A list, because the manager has no right to get.
         let one = ListParams::default().fields(&named(meta.name.as_deref().unwrap_or_default()));
-        let found = match time::timeout(DEADLINE, self.place(kind, meta).list_metadata(&one)).await
-        {
+        let found = match time::timeout(DEADLINE, self.place(kind, meta).list_metadata(&one)).await {
             Ok(Ok(found)) => found.items.into_iter().map(|object| object.metadata),
             Ok(Err(error)) => return Err(error.to_string()),
             Err(_elapsed) => return Err("no answer in time".to_owned()),
@@ -81,16 +76,12 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         let params = PatchParams::default();
         let patch = api.patch_metadata(name, &params, &body);
         let (outcome, repaired) = match time::timeout(DEADLINE, patch).await {
-            Ok(Ok(written)) if is_undone(&change, &written.metadata) => {
-                ("undone", RepairOutcome::Undone)
-            }
+            Ok(Ok(written)) if is_undone(&change, &written.metadata) => ("undone", RepairOutcome::Undone),
             Ok(Ok(_)) => {
                 self.progress.repair();
                 ("done", RepairOutcome::Done)
             }
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
-                ("gone", RepairOutcome::Gone)
-            }
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => ("gone", RepairOutcome::Gone),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
                 ("changed", RepairOutcome::Changed(status.message))
             }
@@ -98,13 +89,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             Err(_elapsed) => ("failed", RepairOutcome::Failed("no answer in time".to_owned())),
         };
         if let RepairOutcome::Failed(error) = &repaired {
-            warn!(
-                kind,
-                object = name,
-                namespace = meta.namespace,
-                error,
-                "not labelled; tried again"
-            );
+            warn!(kind, object = name, namespace = meta.namespace, error, "not labelled; tried again");
         }
         let label = Repair { kind: kind.to_owned(), outcome };
         self.metrics.repairs.get_or_create_owned(&label).inc();
@@ -141,8 +126,7 @@ mod tests {
             labels: Some(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()),
             ..ObjectMeta::default()
         };
-        let change =
-            |value: Option<&str>| Change::from([("k".to_owned(), value.map(str::to_owned))]);
+        let change = |value: Option<&str>| Change::from([("k".to_owned(), value.map(str::to_owned))]);
         for (value, labels, undone) in [
             (Some("1"), &[("k", "1"), ("other", "2")][..], false),
             (Some("1"), &[("k", "0")], true),

@@ -12,11 +12,7 @@ use crate::rules::pod::{Member, PodName};
 use crate::status::compute::Contact;
 
 /// Describes the first user.
-pub(super) fn used_by(
-    plan: &Plan,
-    contacts: &BTreeMap<PodName, Contact>,
-    keys: &BTreeSet<&str>,
-) -> Option<String> {
+pub(super) fn used_by(plan: &Plan, contacts: &BTreeMap<PodName, Contact>, keys: &BTreeSet<&str>) -> Option<String> {
     let configs = plan.snapshot.configs.iter();
     let mut configs = configs.filter_map(|config| Some((config, asks(config, keys)?)));
     if let Some((config, key)) = configs.next() {
@@ -33,8 +29,7 @@ pub(super) fn used_by(
             Some(told) if goes_by(&told.policy, keys) => "is told by them",
             Some(told) => {
                 let contact = contacts.get(&pod.name);
-                let acknowledged = contact
-                    .is_some_and(|said| said.digest != 0 && said.digest == told.sent().digest);
+                let acknowledged = contact.is_some_and(|said| said.digest != 0 && said.digest == told.sent().digest);
                 (!acknowledged).then_some("has not acknowledged others")?
             }
         };
@@ -51,8 +46,7 @@ fn asks<'a>(config: &ShardingConfig, keys: &BTreeSet<&'a str>) -> Option<&'a str
 }
 
 fn names(selector: &LabelSelector, key: &str) -> bool {
-    selector.match_labels.contains_key(key)
-        || selector.match_expressions.iter().any(|one| one.key == key)
+    selector.match_labels.contains_key(key) || selector.match_expressions.iter().any(|one| one.key == key)
 }
 
 fn goes_by(policy: &Policy, keys: &BTreeSet<&str>) -> bool {

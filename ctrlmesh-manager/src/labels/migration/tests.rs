@@ -2,10 +2,8 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn labelling_is_complete_after_a_quiet_period() {
-    let (scheme, other) = (
-        Arc::<Scheme>::default(),
-        Scheme::settled(Labelling { hash_key: "x".to_owned(), ..Labelling::default() }),
-    );
+    let (scheme, other) =
+        (Arc::<Scheme>::default(), Scheme::settled(Labelling { hash_key: "x".to_owned(), ..Labelling::default() }));
     let (mut settled, start) = (QuietPeriod::default(), Instant::now());
     assert!(!settled.is(&scheme, true, 3, start));
     assert!(settled.is(&scheme, true, 3, start + SETTLES));

@@ -128,9 +128,7 @@ async fn a_holder_that_is_cut_off_stops_before_another_leads() {
 
 #[tokio::test(start_paused = true)]
 async fn the_release_is_retried_unless_it_is_refused() {
-    for (refusals, returns, holder) in
-        [(vec![500, 409, 500], 4, None), (vec![403; 9], 1, Some("one".to_owned()))]
-    {
+    for (refusals, returns, holder) in [(vec![500, 409, 500], 4, None), (vec![403; 9], 1, Some("one".to_owned()))] {
         let (server, drain) = (Server::default(), Drain::default());
         let (_keep, always) = watch::channel(true);
         let mut one = campaign(server.client(always), "ns", candidate("one"), &drain);

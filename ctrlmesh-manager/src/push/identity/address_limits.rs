@@ -43,15 +43,10 @@ struct AddressState {
 
 impl AddressLimits {
     /// The semaphore for the reviews of `address`.
-    pub(super) fn reviews_of(
-        &self,
-        address: IpAddr,
-        now: Instant,
-    ) -> Result<Arc<Semaphore>, IdentityError> {
+    pub(super) fn reviews_of(&self, address: IpAddr, now: Instant) -> Result<Arc<Semaphore>, IdentityError> {
         let mut by_address = lock(&self.0);
         by_address.sweep(now);
-        let fresh =
-            || AddressState { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
+        let fresh = || AddressState { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
         let one = by_address.all.entry(address).or_insert_with(fresh);
         if now.duration_since(one.began) >= PERIOD {
             (one.began, one.bad) = (now, 0);
@@ -76,8 +71,6 @@ impl ByAddress {
             return;
         }
         self.swept = Some(now);
-        self.all.retain(|_, one| {
-            now.duration_since(one.began) < PERIOD || Arc::strong_count(&one.under_way) > 1
-        });
+        self.all.retain(|_, one| now.duration_since(one.began) < PERIOD || Arc::strong_count(&one.under_way) > 1);
     }
 }

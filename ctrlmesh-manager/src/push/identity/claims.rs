@@ -50,9 +50,7 @@ impl Default for Audiences {
 /// The expiry of a token that may be valid: for our audience, bound to a pod, and not long expired.
 pub(super) fn possible(token: &str, now: SystemTime) -> Result<SystemTime, IdentityError> {
     let mut parts = token.split('.');
-    let (Some(_), Some(claims), Some(_), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
+    let (Some(_), Some(claims), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
         return Err(IdentityError::Unknown);
     };
     let claims = BASE64URL_NOPAD.decode(claims.as_bytes()).ok();

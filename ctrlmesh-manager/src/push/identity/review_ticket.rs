@@ -120,9 +120,7 @@ mod tests {
     fn a_forged_or_foreign_ticket_is_rejected() {
         let (proven, tickets) = (proven(), TicketKey::by("secret"));
         let ticket = tickets.issue("token", &proven);
-        let read = |tickets: &TicketKey, token: &str, ticket: &[u8]| {
-            tickets.read(token, ticket, proven.reviewed)
-        };
+        let read = |tickets: &TicketKey, token: &str, ticket: &[u8]| tickets.read(token, ticket, proven.reviewed);
         assert_eq!(read(&tickets, "another", &ticket), None);
         assert_eq!(read(&TicketKey::by("another"), "token", &ticket), None);
         for at in 0..ticket.len() {

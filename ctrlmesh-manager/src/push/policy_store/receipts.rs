@@ -62,8 +62,7 @@ impl Receipts {
         let mut by_pod = lock(&self.by_pod);
         let of_pod = by_pod.entry(pod.clone()).or_default();
         let before = of_pod.get(&at.cloned());
-        let another_serves =
-            before.is_some_and(|before| before.connected && before.by != receipt.by);
+        let another_serves = before.is_some_and(|before| before.connected && before.by != receipt.by);
         if another_serves && !receipt.connected {
             // The successor connected before the old proxy left.
             return;
@@ -142,11 +141,7 @@ mod tests {
             assert_eq!(receipts.newest()[&name("a")].epoch, number);
         }
         receipts.take(None, &name("a"), receipt("a", 20));
-        receipts.take(
-            Some(&Arc::from("late")),
-            &name("a"),
-            Receipt { connected: false, ..receipt("a", 30) },
-        );
+        receipts.take(Some(&Arc::from("late")), &name("a"), Receipt { connected: false, ..receipt("a", 30) });
         assert_eq!((kept(), receipts.newest()[&name("a")].epoch), (1, 20), "it is connected here");
     }
 }

@@ -40,11 +40,7 @@ pub(crate) fn receipt(pod: &str, epoch: u64) -> Receipt {
 }
 
 fn read(reader: &mut Reader) -> Vec<(String, u64)> {
-    reader
-        .read()
-        .iter()
-        .map(|posted| (posted.pod.name.clone(), posted.said.as_ref().unwrap().epoch))
-        .collect()
+    reader.read().iter().map(|posted| (posted.pod.name.clone(), posted.said.as_ref().unwrap().epoch)).collect()
 }
 
 fn told(told: &[(&str, u64)]) -> Vec<(String, u64)> {

@@ -101,8 +101,7 @@ fn settled(
             (_, _) if !is_over => return Ok(None),
             (Staleness::Unwritten, Some(newer)) => {
                 info!(%pod, "the pod's proxy was told what is not written down here; it keeps that until it is");
-                held_back
-                    .extend(operators.into_iter().map(|operator| (pod.clone(), (operator, newer))));
+                held_back.extend(operators.into_iter().map(|operator| (pod.clone(), (operator, newer))));
             }
             _ => {
                 info!(%pod, "a proxy knows more of the pod than this replica, and is sent away");
@@ -218,9 +217,7 @@ mod tests {
     fn a_policy_that_would_take_something_may_be_stale() {
         let nothing = Some(compile::Told::nothing());
         let of = |posted: &[Arc<Posted>], known| {
-            candidates(posted, &known)
-                .pop()
-                .map(|candidate| (candidate.operators.join(" "), candidate.newer))
+            candidates(posted, &known).pop().map(|candidate| (candidate.operators.join(" "), candidate.newer))
         };
         let knows = || known_by("ops/op", 5);
         let candidate = |operators: &str, newer| Some((operators.to_owned(), newer));

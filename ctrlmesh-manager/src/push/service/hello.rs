@@ -32,16 +32,10 @@ pub(super) async fn read(
 ///
 /// # Errors
 /// Where its token is for another pod or node.
-pub(super) fn subject(
-    push: &PushService,
-    identity: &Identity,
-    hello: &Hello,
-) -> Result<Subject, Status> {
+pub(super) fn subject(push: &PushService, identity: &Identity, hello: &Hello) -> Result<Subject, Status> {
     if !hello.node.is_empty() {
         if identity.account != push.accounts.node {
-            return Err(Status::permission_denied(
-                "its service account is not that of node proxies",
-            ));
+            return Err(Status::permission_denied("its service account is not that of node proxies"));
         }
         return match &identity.node {
             Some(node) if *node == hello.node => Ok(Subject::Node(node.clone())),

@@ -61,11 +61,7 @@ impl LeaderClient {
             Ok(Ok(reply)) => Some(reply.shard).filter(|shard| !shard.is_empty()),
             // An older version, or a replica that has lost the Lease.
             Ok(Err(error)) => {
-                info!(
-                    namespace,
-                    error = telemetry::chain(&error),
-                    "shard given without the leader"
-                );
+                info!(namespace, error = telemetry::chain(&error), "shard given without the leader");
                 None
             }
             Err(_elapsed) => {
@@ -103,10 +99,7 @@ impl NamespaceBackoff {
 }
 
 /// Answers another replica.
-pub(super) async fn answer(
-    push: &PushService,
-    asked: ShardRequest,
-) -> Result<Response<ShardReply>, Status> {
+pub(super) async fn answer(push: &PushService, asked: ShardRequest) -> Result<Response<ShardReply>, Status> {
     let pod = Member::of_replica_set(asked.namespace, asked.labels, asked.replica_set);
     let shard = push.placement.give(pod).await.unwrap_or_default();
     Ok(Response::new(ShardReply { shard }))

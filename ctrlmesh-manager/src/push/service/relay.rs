@@ -125,11 +125,7 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
 
 fn said(pod: &PodName, receipt: &Receipt) -> Said {
     let since = receipt.last_contact.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let id = PodId {
-        namespace: pod.namespace.clone(),
-        name: pod.name.clone(),
-        uid: receipt.uid.clone(),
-    };
+    let id = PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: receipt.uid.clone() };
     Said {
         pod: Some(id),
         epoch: receipt.epoch,

@@ -90,8 +90,7 @@ impl ReplicaClient {
             let stream = TcpStream::connect(address).await.map_err(ReplicaClientError::Connect)?;
             Box::pin(tls.connect(host, stream)).await.map_err(ReplicaClientError::Connect)
         };
-        let stream =
-            time::timeout(CONNECT, open).await.map_err(|_elapsed| ReplicaClientError::Late)??;
+        let stream = time::timeout(CONNECT, open).await.map_err(|_elapsed| ReplicaClientError::Late)??;
         let mut http2 = http2::Builder::new(Tasks(drain.clone()));
         http2.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE);
         let begun = Box::pin(http2.handshake(TokioIo::new(stream))).await;
@@ -105,10 +104,7 @@ impl ReplicaClient {
     }
 
     /// Sends receipts until the channel closes or the peer ends the call.
-    pub(super) async fn relay(
-        &mut self,
-        receipts: mpsc::Receiver<Receipts>,
-    ) -> Result<(), ReplicaClientError> {
+    pub(super) async fn relay(&mut self, receipts: mpsc::Receiver<Receipts>) -> Result<(), ReplicaClientError> {
         let request = self.signed(ReceiverStream::new(receipts))?;
         self.grpc.ready().await.map_err(ReplicaClientError::Http)?;
         let codec = ProstCodec::<Receipts, Relayed>::default();
@@ -117,10 +113,7 @@ impl ReplicaClient {
         Ok(())
     }
 
-    pub(super) async fn assign_shard(
-        &mut self,
-        pod: ShardRequest,
-    ) -> Result<ShardReply, ReplicaClientError> {
+    pub(super) async fn assign_shard(&mut self, pod: ShardRequest) -> Result<ShardReply, ReplicaClientError> {
         let request = self.signed(pod)?;
         self.grpc.ready().await.map_err(ReplicaClientError::Http)?;
         let codec = ProstCodec::<ShardRequest, ShardReply>::default();

@@ -68,12 +68,7 @@ impl SentPolicy {
     }
 
     /// False where there were too many verdicts.
-    pub(super) fn apply_verdict(
-        &mut self,
-        verdict: Verdict,
-        pod: &PodName,
-        push: &PushService,
-    ) -> bool {
+    pub(super) fn apply_verdict(&mut self, verdict: Verdict, pod: &PodName, push: &PushService) -> bool {
         self.verdicts = self.verdicts.saturating_add(1);
         if self.verdicts > MOST_VERDICTS {
             return false;
@@ -103,8 +98,7 @@ pub(super) fn known(known: Vec<Known>) -> HashMap<PodName, Known> {
 
 /// Whether the report is about this pod, and its UID, if it has one.
 pub(super) fn is_of(known: &Known, posted: &Posted) -> bool {
-    let same =
-        |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);
+    let same = |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);
     known.pod.as_ref().is_some_and(same)
 }
 

@@ -82,8 +82,8 @@ pub(super) async fn follow(
 ) -> Result<Response<Updates>, Status> {
     let identity = &proven.identity;
     let hello = hello::read(&push, identity, &mut inbound).await?;
-    let subject = hello::subject(&push, identity, &hello)
-        .map_err(|status| push.refuse(Refused::Foreign, identity, status))?;
+    let subject =
+        hello::subject(&push, identity, &hello).map_err(|status| push.refuse(Refused::Foreign, identity, status))?;
     if hello.known.len() > MAX_KNOWN {
         let status = Status::invalid_argument("knows more pods than a node has");
         return Err(push.refuse(Refused::Message, identity, status));
@@ -271,8 +271,7 @@ impl Session {
         let mut update = Update::default();
         let mut bytes = 0;
         self.news = false;
-        let here: HashMap<&PodName, &Posted> =
-            now.iter().map(|posted| (&posted.pod, &**posted)).collect();
+        let here: HashMap<&PodName, &Posted> = now.iter().map(|posted| (&posted.pod, &**posted)).collect();
         self.told.retain(|pod, told| {
             let stays = here.get(pod).is_some_and(|posted| posted.uid == told.uid);
             if !stays {

@@ -52,15 +52,9 @@ pub(super) fn superseded(
             let meta = &operator.config().metadata;
             let created_at = meta.creation_timestamp.as_ref().map(|time| time.0);
             // A config from a file has no creation time, and comes last, by name.
-            (
-                precedence(operator, policies[*at].as_ref()),
-                created_at.is_none(),
-                created_at,
-                meta.name.clone(),
-            )
+            (precedence(operator, policies[*at].as_ref()), created_at.is_none(), created_at, meta.name.clone())
         });
-        let configs: Vec<&ShardingConfig> =
-            rivals.iter().map(|at| operators[*at].config()).collect();
+        let configs: Vec<&ShardingConfig> = rivals.iter().map(|at| operators[*at].config()).collect();
         let of_namespace = by_namespace_all.get(namespace).map_or(&[][..], Vec::as_slice);
         let superseded = validate::superseded(&configs, of_namespace).into_iter();
         losers.extend(superseded.map(|(one, problem)| {
@@ -78,9 +72,7 @@ fn precedence(operator: &Operator<'_>, policies: Option<&Policies>) -> Precedenc
     let conditions = operator.status().into_iter().flat_map(|status| &status.conditions);
     let mut accepted = conditions.filter(|one| one.type_ == "Accepted" && one.status == "True");
     match accepted.next() {
-        Some(one) if one.observed_generation == operator.config().metadata.generation => {
-            Precedence::Accepted
-        }
+        Some(one) if one.observed_generation == operator.config().metadata.generation => Precedence::Accepted,
         Some(_) => Precedence::AcceptedBefore,
         None => Precedence::NotAccepted,
     }

@@ -54,8 +54,7 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     for pod in world.members.iter().filter(|pod| pod.enrolled()) {
         members.entry(&pod.name.namespace).or_default().push(pod);
     }
-    let near =
-        |config: &ShardingConfig| members.get(namespace(config)).map_or(&[][..], Vec::as_slice);
+    let near = |config: &ShardingConfig| members.get(namespace(config)).map_or(&[][..], Vec::as_slice);
     let mut inactive = Vec::new();
     for root in &configs {
         let Some(rule) = &root.spec.root else { continue };
@@ -163,9 +162,7 @@ impl Operator<'_> {
     fn has(&self, pod: &Member, placed: Option<&str>) -> bool {
         match (placed, &self.division) {
             (Some(placed), _) => placed == name(self.config),
-            (None, Division::Alone { selector: Some(selector), .. }) => {
-                selector.matches(&pod.labels)
-            }
+            (None, Division::Alone { selector: Some(selector), .. }) => selector.matches(&pod.labels),
             (None, _) => false,
         }
     }
@@ -239,9 +236,7 @@ impl Operator<'_> {
 
     /// Whether it is a shard of `root`, which is inactive.
     pub(super) fn is_made_by(&self, root: &ShardingConfig) -> bool {
-        matches!(self.division, Division::Alone { .. })
-            && root.spec.root.is_some()
-            && makes(root, self.config)
+        matches!(self.division, Division::Alone { .. }) && root.spec.root.is_some() && makes(root, self.config)
     }
 
     /// Whether `config` is one of its shards in the cluster, or a former one. A foreign config with the name
@@ -272,11 +267,7 @@ fn undivided<'a>(root: &'a ShardingConfig, rule: &Root) -> Operator<'a> {
     Operator { valid: false, config: root, division }
 }
 
-fn alone<'a>(
-    config: &'a ShardingConfig,
-    placement: Option<Arc<Placement<'a>>>,
-    valid: bool,
-) -> Operator<'a> {
+fn alone<'a>(config: &'a ShardingConfig, placement: Option<Arc<Placement<'a>>>, valid: bool) -> Operator<'a> {
     let selector = config.spec.selector.as_ref().filter(|selector| !selector.is_empty());
     let selector = selector.and_then(|selector| Selector::try_from(selector).ok());
     Operator { valid, config, division: Division::Alone { selector, placement } }

@@ -72,9 +72,8 @@ impl<'a> Placement<'a> {
         let by_stateful_set: Vec<_> = by_stateful_set.collect();
         this.pods.extend(by_stateful_set);
         let staying = candidates.iter().filter(|pod| !pod.terminating);
-        let staying = staying.filter_map(|pod| {
-            this.pods.get_key_value(&pod.name.name).map(|(pod, shard)| (pod.clone(), shard.clone()))
-        });
+        let staying = staying
+            .filter_map(|pod| this.pods.get_key_value(&pod.name.name).map(|(pod, shard)| (pod.clone(), shard.clone())));
         this.staying = staying.collect();
         this
     }
@@ -93,8 +92,7 @@ impl<'a> Placement<'a> {
     pub(super) fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&str> {
         let share = self.by_stateful_set(pod).or_else(|| {
             let revision = revision(self.rule, pod)?;
-            let recorded =
-                self.shares.iter().find(|share| pod.labelled_shard() == Some(&share.name));
+            let recorded = self.shares.iter().find(|share| pod.labelled_shard() == Some(&share.name));
             let candidates = members.iter().filter(|pod| self.is_candidate(pod));
             recorded.or_else(|| shard::choose(&self.shares, &self.records(candidates), revision))
         });
@@ -105,9 +103,7 @@ impl<'a> Placement<'a> {
     /// its shard.
     fn by_stateful_set(&self, pod: &Member) -> Option<&Share> {
         let ordinal = pod.ordinal_in(self.rule.target_stateful_set.as_deref()?)?;
-        let named = |name: Option<&str>| {
-            name.and_then(|name| self.shares.iter().find(|share| share.name == name))
-        };
+        let named = |name: Option<&str>| name.and_then(|name| self.shares.iter().find(|share| share.name == name));
         let before = || {
             let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
             named(written).or_else(|| named(pod.labelled_shard()))
@@ -148,8 +144,7 @@ impl<'a> Placement<'a> {
 /// a newer pod has replaced it.
 fn is_settled(rule: &Root, shares: &[Share], candidates: &[&Member]) -> bool {
     let of_target = candidates.iter().filter(|pod| !pod.ended && revision(rule, pod).is_some());
-    let (terminating, staying): (Vec<&Member>, Vec<&Member>) =
-        of_target.copied().partition(|pod| pod.terminating);
+    let (terminating, staying): (Vec<&Member>, Vec<&Member>) = of_target.copied().partition(|pod| pod.terminating);
     let revisions: BTreeSet<_> = staying.iter().filter_map(|pod| revision(rule, pod)).collect();
     let enough = staying.len() >= shares.iter().map(|share| share.replicas).sum();
     revisions.len() <= 1 && (enough || are_replaced(&terminating, &staying))
@@ -163,10 +158,7 @@ fn are_replaced(terminating: &[&Member], staying: &[&Member]) -> bool {
     newest(&mut deleted);
     newest(&mut created_at);
     deleted.len() <= created_at.len()
-        && deleted
-            .iter()
-            .zip(created_at)
-            .all(|(deleted, created_at)| deleted.is_some() && created_at >= *deleted)
+        && deleted.iter().zip(created_at).all(|(deleted, created_at)| deleted.is_some() && created_at >= *deleted)
 }
 
 fn revision<'b>(rule: &Root, pod: &'b Member) -> Option<&'b str> {

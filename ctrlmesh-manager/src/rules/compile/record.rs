@@ -13,11 +13,7 @@ use super::{Operator, Policies, Record};
 /// The epoch stays if the status has the same content. Else it is greater than all epochs of the operator and
 /// its shards, which are standalone while their root is switched off. An epoch without room for a later one
 /// was written by somebody else, and is ignored.
-pub(super) fn of(
-    operator: &Operator<'_>,
-    policies: &Policies,
-    configs: &[ShardingConfig],
-) -> Record {
+pub(super) fn of(operator: &Operator<'_>, policies: &Policies, configs: &[ShardingConfig]) -> Record {
     let status = operator.status();
     let mut before = status.and_then(|status| status.ownership.clone()).unwrap_or_default();
     before.epoch = extendable(before.epoch);
@@ -58,8 +54,7 @@ pub(super) fn is_written(operator: &Operator<'_>, policies: &Policies) -> bool {
 
 /// The newest epoch in the status of the operator, of its shards, or of the inactive root that made it.
 fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
-    let related =
-        configs.iter().filter(|config| operator.is_shard(config) || operator.is_made_by(config));
+    let related = configs.iter().filter(|config| operator.is_shard(config) || operator.is_made_by(config));
     let epochs = related.map(|config| epoch(config.status.as_ref()));
     epochs.chain([epoch(operator.status())]).max().unwrap_or_default()
 }
@@ -80,16 +75,12 @@ fn texts(policies: &Policies) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// Hash of the ownership of slots and namespaces, and of all policies.
-fn digest<'a>(
-    table: Option<&Ownership>,
-    policies: impl IntoIterator<Item = (&'a str, &'a str)>,
-) -> String {
+fn digest<'a>(table: Option<&Ownership>, policies: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let owned = table.map(|table| (&table.slots, &table.namespaces));
     // Maps, strings, lists and numbers always serialise.
     let owned = serde_json::to_string(&owned).unwrap_or_default();
-    let policies = policies
-        .into_iter()
-        .map(|(name, text)| format!("{}:{text}", serde_json::to_string(name).unwrap_or_default()));
+    let policies =
+        policies.into_iter().map(|(name, text)| format!("{}:{text}", serde_json::to_string(name).unwrap_or_default()));
     let policies: Vec<String> = policies.collect();
     let text = format!("[{owned},{{{}}}]", policies.join(","));
     format!("{:016x}", slots::fnv1a(text.as_bytes()))

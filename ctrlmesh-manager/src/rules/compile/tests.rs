@@ -71,9 +71,7 @@ pub(super) fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
 pub(super) fn status(compiled: &Compiled, name: &str) -> String {
     let Record { epoch, policy_digest, ownership, .. } = &compiled.operators[name];
     let ownership = serde_json::to_string(ownership).unwrap();
-    format!(
-        "status: {{epoch: {epoch}, policyDigest: \"{policy_digest}\", ownership: {ownership}}}\n"
-    )
+    format!("status: {{epoch: {epoch}, policyDigest: \"{policy_digest}\", ownership: {ownership}}}\n")
 }
 
 #[test]
@@ -171,19 +169,13 @@ fn an_invalid_config_changes_nothing_and_is_reported() {
         assert!(never.policies.is_empty(), "{wrong}");
     }
     let removed = compiled(&[], &pods, &first);
-    assert_eq!(
-        removed.policies[&pods[0].name].policy,
-        Policy::nothing(),
-        "a pod of no shard sees nothing"
-    );
+    assert_eq!(removed.policies[&pods[0].name].policy, Policy::nothing(), "a pod of no shard sees nothing");
 }
 
 #[test]
 fn an_invalid_root_changes_nothing_and_is_reported() {
     let pods = [pod("op-0", &[]), pod("op-1", &[])];
-    let rule = |size| {
-        format!("targetStatefulSet: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}")
-    };
+    let rule = |size| format!("targetStatefulSet: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
     let first = compiled(&[root(&rule(2))], &pods, &Compiled::default());
     assert_eq!(first.policies.len(), 2);
     let after = compiled(&[root(&rule(40))], &pods, &first);

@@ -107,13 +107,7 @@ fn it_reads_what_it_writes_and_nothing_that_no_object_can_carry() {
 
 fn any_labelling() -> impl Strategy<Value = Labelling> {
     let spare = |name: &str| format!("{}{name}", label::SPARE);
-    let names = vec![
-        "a".to_owned(),
-        "b".to_owned(),
-        "c".to_owned(),
-        spare("sharding-hash"),
-        spare("namespace"),
-    ];
+    let names = vec!["a".to_owned(), "b".to_owned(), "c".to_owned(), spare("sharding-hash"), spare("namespace")];
     let keys_of = Just(names).prop_shuffle();
     (keys_of, any::<bool>()).prop_map(|(names, hash)| {
         let hash = if hash { NamespaceHash::Fnv1a } else { NamespaceHash::Kusionstack };

@@ -98,8 +98,7 @@ fn deletion_was_requested_a_grace_period_before_its_deadline() {
 #[test]
 fn the_proxys_container_is_known_once_it_was_started() {
     let read = |statuses: &str| {
-        let pod =
-            format!(r#"{{"metadata": {{}}, "status": {{"initContainerStatuses": [{statuses}]}}}}"#);
+        let pod = format!(r#"{{"metadata": {{}}, "status": {{"initContainerStatuses": [{statuses}]}}}}"#);
         Member::from(&serde_json::from_str::<v1::Pod>(&pod).unwrap()).container
     };
     let other = r#"{"name": "migrate", "containerID": "containerd://a", "image": "", "imageID": "", "ready": true, "restartCount": 0}"#;
@@ -129,8 +128,7 @@ fn whether_a_pod_fails_open_follows_from_what_was_injected() {
         Member::from(&serde_json::from_value::<v1::Pod>(pod).unwrap()).fail_open
     };
     let volume = |name: &str, key: &str| {
-        let map =
-            serde_json::json!({"name": root_ca::MESH, "items": [{"key": key, "path": "ca.crt"}]});
+        let map = serde_json::json!({"name": root_ca::MESH, "items": [{"key": key, "path": "ca.crt"}]});
         let projected = serde_json::json!({"sources": [{"configMap": map}]});
         [
             serde_json::json!({"containers": [], "volumes": [{"name": name, "projected": projected}]}),

@@ -68,8 +68,7 @@ pub fn assign(shares: &[Share], records: &[PodRecord], settled: bool) -> BTreeMa
     }
     for at in 0..records.len() {
         if records[at].shard.is_none() {
-            records[at].shard =
-                choose(shares, &records, &records[at].revision).map(|share| share.name.clone());
+            records[at].shard = choose(shares, &records, &records[at].revision).map(|share| share.name.clone());
         }
     }
     if settled {
@@ -91,9 +90,7 @@ pub fn unserved<'a>(
 /// A pod that another shard needs more, and that shard. Every move reduces what is lacking, so the moves end.
 fn misplaced(shares: &[Share], records: &[PodRecord]) -> Option<(usize, String)> {
     let count = |share: &Share| {
-        let of_share = |record: &&PodRecord| {
-            !record.terminating && record.shard.as_deref() == Some(&share.name)
-        };
+        let of_share = |record: &&PodRecord| !record.terminating && record.shard.as_deref() == Some(&share.name);
         records.iter().filter(of_share).count()
     };
     let counted: Vec<(&Share, usize)> = shares.iter().map(|share| (share, count(share))).collect();
@@ -109,9 +106,7 @@ fn misplaced(shares: &[Share], records: &[PodRecord]) -> Option<(usize, String)>
         (None, Some((to, _))) => (most(&surplus)?, to),
         (None, None) => return None,
     };
-    let last = records
-        .iter()
-        .rposition(|record| !record.terminating && record.shard.as_deref() == Some(&from.name))?;
+    let last = records.iter().rposition(|record| !record.terminating && record.shard.as_deref() == Some(&from.name))?;
     Some((last, to.name.clone()))
 }
 

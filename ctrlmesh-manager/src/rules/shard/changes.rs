@@ -20,40 +20,31 @@ pub struct Changes {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    #[error(
-        "ShardingConfig {name:?} is not of this root; rename or delete it, or change spec.root.prefix"
-    )]
+    #[error("ShardingConfig {name:?} is not of this root; rename or delete it, or change spec.root.prefix")]
     Foreign { name: String },
-    #[error(
-        "ShardingConfig {name:?} selects its pods otherwise, and spec.selector is immutable; delete it"
-    )]
+    #[error("ShardingConfig {name:?} selects its pods otherwise, and spec.selector is immutable; delete it")]
     Selector { name: String },
 }
 
 /// `existing` are the ShardingConfigs of the root's namespace.
 pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingConfig]) -> Changes {
-    let by_name: BTreeMap<&str, &ShardingConfig> =
-        existing.iter().map(|config| (name(config), *config)).collect();
+    let by_name: BTreeMap<&str, &ShardingConfig> = existing.iter().map(|config| (name(config), *config)).collect();
     let mut changes = Changes::default();
     for shard in wanted {
         match by_name.get(shard.share.name.as_str()) {
-            Some(existing_config)
-                if !is_of(root, existing_config) && !adopts(root, shard, existing_config) =>
-            {
+            Some(existing_config) if !is_of(root, existing_config) && !adopts(root, shard, existing_config) => {
                 changes.conflicts.push(Conflict::Foreign { name: shard.share.name.clone() });
             }
-            Some(existing_config)
-                if existing_config.spec.selector != shard.config.spec.selector =>
-            {
+            Some(existing_config) if existing_config.spec.selector != shard.config.spec.selector => {
                 changes.conflicts.push(Conflict::Selector { name: shard.share.name.clone() });
             }
             Some(existing_config) if is_equal(existing_config, &shard.config) => {}
             _ => changes.apply.push(shard.config.clone()),
         }
     }
-    let orphans = by_name.values().filter(|config| {
-        is_of(root, config) && !wanted.iter().any(|shard| shard.share.name == name(config))
-    });
+    let orphans = by_name
+        .values()
+        .filter(|config| is_of(root, config) && !wanted.iter().any(|shard| shard.share.name == name(config)));
     changes.remove = orphans.map(|config| name(config).to_owned()).collect();
     changes
 }
@@ -86,9 +77,7 @@ fn is_equal(existing_config: &ShardingConfig, wanted: &ShardingConfig) -> bool {
     let owners = |meta: &ObjectMeta| meta.owner_references.clone().unwrap_or_default();
     existing_config.spec == wanted.spec
         && root_label(&existing_config.metadata) == root_label(&wanted.metadata)
-        && owners(&wanted.metadata)
-            .iter()
-            .all(|owner| owners(&existing_config.metadata).contains(owner))
+        && owners(&wanted.metadata).iter().all(|owner| owners(&existing_config.metadata).contains(owner))
 }
 
 fn root_label(meta: &ObjectMeta) -> Option<&str> {

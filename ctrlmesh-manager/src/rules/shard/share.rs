@@ -31,16 +31,11 @@ pub(super) enum ListedBy {
 
 impl Share {
     /// `namespaces` are those of the cluster.
-    pub(super) fn listed_by(
-        &self,
-        labelling: &Labelling,
-        namespaces: &BTreeSet<String>,
-    ) -> ListedBy {
+    pub(super) fn listed_by(&self, labelling: &Labelling, namespaces: &BTreeSet<String>) -> ListedBy {
         if self.namespaces.is_empty() {
             return ListedBy::Slots(self.slots);
         }
-        let of_slots =
-            namespaces.iter().filter(|name| self.slots.contains(labelling.hash.slot(name)));
+        let of_slots = namespaces.iter().filter(|name| self.slots.contains(labelling.hash.slot(name)));
         let of_cluster = self.slots.iter().map(Labelling::cluster_namespace);
         ListedBy::Namespaces(of_slots.chain(&self.namespaces).cloned().chain(of_cluster).collect())
     }

@@ -61,11 +61,7 @@ fn shards_are_called_and_linked_as_the_predecessors() {
     assert_eq!(pods.to_string(), "ctrlmesh.kusionstack.io/sharding-config-injected=op-0-canary");
     assert_eq!(child.spec.controller.as_ref().unwrap().leader_election_name, "op");
     assert_eq!(child.spec.limits.len(), 2);
-    assert_eq!(
-        selectors(&shards[..1]),
-        ["team=a,sharding-hash in (3)"],
-        "what any shard may see, and of that its own"
-    );
+    assert_eq!(selectors(&shards[..1]), ["team=a,sharding-hash in (3)"], "what any shard may see, and of that its own");
 }
 
 #[test]
@@ -75,10 +71,7 @@ fn a_canary_of_hashes_leaves_the_other_hashes() {
         &["any"],
     );
     let selectors = selectors(&shards);
-    assert_eq!(
-        selectors[..3],
-        ["sharding-hash in (0,31)", "sharding-hash in (1,2)", "sharding-hash in (3,4)"]
-    );
+    assert_eq!(selectors[..3], ["sharding-hash in (0,31)", "sharding-hash in (1,2)", "sharding-hash in (3,4)"]);
 }
 
 #[test]
@@ -88,10 +81,7 @@ fn a_canary_of_namespaces_is_left_out_by_all_others() {
         &["any"],
     );
     let selectors = selectors(&shards);
-    assert_eq!(
-        selectors[..2],
-        ["namespace in (pay,shop)", "sharding-hash in (0,1),namespace notin (pay,shop)"]
-    );
+    assert_eq!(selectors[..2], ["namespace in (pay,shop)", "sharding-hash in (0,1),namespace notin (pay,shop)"]);
 }
 
 #[test]
@@ -140,13 +130,8 @@ fn a_root_that_is_switched_off_makes_nothing() {
 #[test]
 fn a_root_that_cannot_be_divided_says_which_field_is_wrong() {
     let auto = "auto: {shardingSize: 2, everyShardReplicas: 1}";
-    assert!(
-        error("auto: {shardingSize: 33, everyShardReplicas: 1}")
-            .starts_with("spec.root.auto.shardingSize")
-    );
-    assert!(
-        error("manual: [{id: 1, hashes: ['0']}]").starts_with("spec.root.manual: the hashes 1,2,")
-    );
+    assert!(error("auto: {shardingSize: 33, everyShardReplicas: 1}").starts_with("spec.root.auto.shardingSize"));
+    assert!(error("manual: [{id: 1, hashes: ['0']}]").starts_with("spec.root.manual: the hashes 1,2,"));
     let excluded = format!(
         "canary: {{replicas: 1, inNamespaces: [shop]}}, {auto}, resourceSelector: [{{selector: {{matchExpressions: [{{key: ctrlmesh.kusionstack.io/namespace, operator: In, values: [pay]}}]}}}}]"
     );
@@ -162,12 +147,8 @@ fn a_root_that_cannot_be_divided_says_which_field_is_wrong() {
     no_root.spec.root = None;
     assert_eq!(divide(&no_root, &Labelling::default(), &BTreeSet::new()), Err(DivideError::NoRoot));
     let known: BTreeSet<String> = (0..200_000).map(|number| format!("ns-{number}")).collect();
-    let canary =
-        root(&format!("canary: {{replicas: 1, inNamespaces: [shop], inShardHash: ['4']}}, {auto}"));
-    assert!(matches!(
-        divide(&canary, &Labelling::default(), &known),
-        Err(DivideError::TooManyNamespaces { .. })
-    ));
+    let canary = root(&format!("canary: {{replicas: 1, inNamespaces: [shop], inShardHash: ['4']}}, {auto}"));
+    assert!(matches!(divide(&canary, &Labelling::default(), &known), Err(DivideError::TooManyNamespaces { .. })));
 }
 
 #[test]
@@ -201,9 +182,12 @@ fn labels(slot: Slot, namespace: Option<&str>) -> Labels {
 /// Shards whose limits all match.
 fn owners<'a>(shards: &'a [Shard], labels: &Labels) -> Vec<&'a str> {
     let matches = |shard: &&Shard| {
-        shard.config.spec.limits.iter().all(|limit| {
-            Selector::try_from(limit.selector.as_ref().unwrap()).unwrap().matches(labels)
-        })
+        shard
+            .config
+            .spec
+            .limits
+            .iter()
+            .all(|limit| Selector::try_from(limit.selector.as_ref().unwrap()).unwrap().matches(labels))
     };
     shards.iter().filter(matches).map(|shard| shard.share.name.as_str()).collect()
 }
@@ -232,7 +216,10 @@ fn any_root() -> impl Strategy<Value = AnyRoot> {
             let quoted = |hashes: &[u32]| hashes.iter().map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(",");
             let canary = if with {
                 let pinned = pinned.iter().cloned().collect::<Vec<_>>().join(",");
-                format!("canary: {{replicas: {replicas}, inNamespaces: [{pinned}], inShardHash: [{}]}}, ", quoted(&hashes))
+                format!(
+                    "canary: {{replicas: {replicas}, inNamespaces: [{pinned}], inShardHash: [{}]}}, ",
+                    quoted(&hashes)
+                )
             } else {
                 String::new()
             };
@@ -243,7 +230,8 @@ fn any_root() -> impl Strategy<Value = AnyRoot> {
                     for (slot, part) in left.iter().zip(parts) {
                         manual.entry(part + 1).or_default().push(*slot);
                     }
-                    let manual: Vec<String> = manual.iter().map(|(id, part)| format!("{{id: {id}, hashes: [{}]}}", quoted(part))).collect();
+                    let manual: Vec<String> =
+                        manual.iter().map(|(id, part)| format!("{{id: {id}, hashes: [{}]}}", quoted(part))).collect();
                     format!("manual: [{}]", manual.join(","))
                 }
             };
@@ -335,20 +323,14 @@ fn missing_or_edited_shards_are_restored_and_others_removed() {
     let rule = "auto: {shardingSize: 2, everyShardReplicas: 1}";
     let before = shards("auto: {shardingSize: 4, everyShardReplicas: 1}", &[]);
     let wanted = shards(rule, &[]);
-    let mut existing: Vec<ShardingConfig> =
-        before.iter().map(|shard| shard.config.clone()).collect();
+    let mut existing: Vec<ShardingConfig> = before.iter().map(|shard| shard.config.clone()).collect();
     existing.remove(1);
     existing[1].metadata.labels = None;
     let found = changes(&root(rule), &wanted, &refs(&existing));
     assert_eq!(found.apply.len(), 2, "one changed in place, one missing");
-    assert_eq!(
-        found.remove,
-        ["op-3-normal", "op-4-normal"],
-        "also one whose label somebody removed"
-    );
+    assert_eq!(found.remove, ["op-3-normal", "op-4-normal"], "also one whose label somebody removed");
     assert_eq!(found.conflicts, []);
-    let mut existing: Vec<ShardingConfig> =
-        wanted.iter().map(|shard| shard.config.clone()).collect();
+    let mut existing: Vec<ShardingConfig> = wanted.iter().map(|shard| shard.config.clone()).collect();
     existing[0].metadata.owner_references = None;
     existing[1].metadata.labels = None;
     assert_eq!(changes(&root(rule), &wanted, &refs(&existing)).apply.len(), 2);
@@ -358,8 +340,7 @@ fn missing_or_edited_shards_are_restored_and_others_removed() {
 fn foreign_configs_are_neither_changed_nor_removed() {
     let rule = "auto: {shardingSize: 2, everyShardReplicas: 1}";
     let wanted = shards(rule, &[]);
-    let mut existing: Vec<ShardingConfig> =
-        wanted.iter().map(|shard| shard.config.clone()).collect();
+    let mut existing: Vec<ShardingConfig> = wanted.iter().map(|shard| shard.config.clone()).collect();
     existing[0].metadata.owner_references = None;
     existing[0].metadata.labels = None;
     existing[1].spec.selector = Some(LabelSelector::any_of("a", ["b".to_owned()]));
@@ -371,10 +352,7 @@ fn foreign_configs_are_neither_changed_nor_removed() {
     assert_eq!((found.apply.len(), found.remove.len()), (0, 0));
     assert_eq!(
         found.conflicts,
-        [
-            Conflict::Foreign { name: "op-1-normal".to_owned() },
-            Conflict::Selector { name: "op-2-normal".to_owned() }
-        ]
+        [Conflict::Foreign { name: "op-1-normal".to_owned() }, Conflict::Selector { name: "op-2-normal".to_owned() }]
     );
 }
 
@@ -386,11 +364,7 @@ fn a_label_alone_makes_nobody_a_shard_of_a_root() {
     by_hand.metadata.name = Some("mine".to_owned());
     by_hand.metadata.owner_references = None;
     let existing = [wanted[0].config.clone(), by_hand.clone()];
-    assert_eq!(
-        changes(&root, &wanted, &refs(&existing)),
-        Changes::default(),
-        "it is nobody's orphan"
-    );
+    assert_eq!(changes(&root, &wanted, &refs(&existing)), Changes::default(), "it is nobody's orphan");
     assert!(!is_of(&root, &by_hand));
     let mut strange = wanted[0].config.clone();
     strange.metadata.owner_references = None;

@@ -1,8 +1,7 @@
 //! Validates circuit breakers.
 
 use ctrlmesh_common::api::{
-    CircuitBreakerSpec, ContentType, RateLimiting, RecoverPolicy, RecoverType,
-    TrafficInterceptRule, TriggerPolicy,
+    CircuitBreakerSpec, ContentType, RateLimiting, RecoverPolicy, RecoverType, TrafficInterceptRule, TriggerPolicy,
 };
 
 use super::{Report, positive_duration, regular_expression, required_selector};
@@ -10,10 +9,7 @@ use super::{Report, positive_duration, regular_expression, required_selector};
 pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
     required_selector("spec.selector", &spec.selector, report);
     if spec.rate_limitings.is_empty() && spec.traffic_intercept_rules.is_empty() {
-        report.warning(
-            "spec.rateLimitings",
-            "and trafficInterceptRules are empty: nothing is held back",
-        );
+        report.warning("spec.rateLimitings", "and trafficInterceptRules are empty: nothing is held back");
     }
     for (at, limiting) in spec.rate_limitings.iter().enumerate() {
         check_limiting(&format!("spec.rateLimitings[{at}]"), limiting, report);
@@ -24,16 +20,14 @@ pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
 }
 
 fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
-    let counts =
-        matches!(limiting.trigger_policy, TriggerPolicy::Normal | TriggerPolicy::LimiterOnly);
+    let counts = matches!(limiting.trigger_policy, TriggerPolicy::Normal | TriggerPolicy::LimiterOnly);
     match &limiting.bucket {
         Some(bucket) => {
             positive_duration(&format!("{field}.bucket.interval"), &bucket.interval, report);
         }
-        None if counts => report.error(
-            format!("{field}.bucket"),
-            "is required with the trigger policies Normal and LimiterOnly",
-        ),
+        None if counts => {
+            report.error(format!("{field}.bucket"), "is required with the trigger policies Normal and LimiterOnly")
+        }
         None => {}
     }
     if limiting.resource_rules.is_empty() && limiting.rest_rules.is_empty() {

@@ -1,8 +1,6 @@
 //! Validates fault injections.
 
-use ctrlmesh_common::api::{
-    EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch,
-};
+use ctrlmesh_common::api::{EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch};
 
 use super::{Report, positive_duration, regular_expression, required_selector};
 
@@ -21,10 +19,8 @@ pub(super) fn check(spec: &FaultInjectionSpec, report: &mut Report) {
 
 fn check_fault(field: &str, fault: &HttpFault, report: &mut Report) {
     if fault.delay.is_none() && fault.abort.is_none() {
-        report.error(
-            format!("{field}.delay"),
-            "at least one of delay and abort is required; the fault would do nothing",
-        );
+        report
+            .error(format!("{field}.delay"), "at least one of delay and abort is required; the fault would do nothing");
     }
     if let Some(delay) = &fault.delay {
         positive_duration(&format!("{field}.delay.fixedDelay"), &delay.fixed_delay, report);
@@ -59,10 +55,7 @@ fn check_text(field: &str, text: &TextMatch, report: &mut Report) {
 
 fn check_time(field: &str, time: &EffectiveTime, report: &mut Report) {
     if time.start_time.is_some() && time.start_time == time.end_time {
-        report.error(
-            format!("{field}.endTime"),
-            "is the same as startTime; leave both out for the whole day",
-        );
+        report.error(format!("{field}.endTime"), "is the same as startTime; leave both out for the whole day");
     }
     let possible = |day: &i32| {
         let months = time.months.iter().filter_map(|month| usize::try_from(month - 1).ok());

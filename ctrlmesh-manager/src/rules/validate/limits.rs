@@ -17,10 +17,7 @@ pub(super) fn check(limits: &[Limit], report: &mut Report) {
     for (at, limit) in limits.iter().enumerate() {
         let field = format!("spec.limits[{at}]");
         if limit.selector.is_some() == limit.object_selector.is_some() {
-            report.error(
-                format!("{field}.selector"),
-                "exactly one of selector and objectSelector is required",
-            );
+            report.error(format!("{field}.selector"), "exactly one of selector and objectSelector is required");
             continue;
         }
         if limit.object_selector.is_some() && !limit.relate_resources.is_empty() {
@@ -29,8 +26,7 @@ pub(super) fn check(limits: &[Limit], report: &mut Report) {
                 "must stand inside objectSelector where objectSelector is used",
             );
         }
-        let inner =
-            if limit.object_selector.is_some() { format!("{field}.objectSelector") } else { field };
+        let inner = if limit.object_selector.is_some() { format!("{field}.objectSelector") } else { field };
         if let Some(selector) = limit.objects() {
             required_selector(&format!("{inner}.selector"), selector, report);
         }
@@ -53,11 +49,7 @@ pub(super) fn resources(field: &str, resources: &[RelatedResources], report: &mu
 
 /// Refuses a resource that two entries cover: a reader cannot know whether both hold, or the more specific
 /// one. `entries` are fields of `list` and their resources.
-pub(super) fn covered_twice(
-    list: &str,
-    entries: &[(String, &[RelatedResources])],
-    report: &mut Report,
-) {
+pub(super) fn covered_twice(list: &str, entries: &[(String, &[RelatedResources])], report: &mut Report) {
     if too_many(list, entries, report) {
         return;
     }
@@ -81,10 +73,8 @@ pub(super) fn covered_twice(
 /// Comparing takes groups times resources; far more than a person writes would keep the webhook busy.
 fn too_many(list: &str, entries: &[(String, &[RelatedResources])], report: &mut Report) -> bool {
     let related = || entries.iter().flat_map(|(_, resources)| resources.iter());
-    let groups: BTreeSet<&str> =
-        related().flat_map(|related| &related.api_groups).map(String::as_str).collect();
-    let resources: BTreeSet<&str> =
-        related().flat_map(|related| &related.resources).map(String::as_str).collect();
+    let groups: BTreeSet<&str> = related().flat_map(|related| &related.api_groups).map(String::as_str).collect();
+    let resources: BTreeSet<&str> = related().flat_map(|related| &related.resources).map(String::as_str).collect();
     let pairs = groups.len() * resources.len();
     let too_many = pairs > MAX_PAIRS || related().count() > MAX_ENTRIES;
     if too_many {
@@ -119,11 +109,8 @@ fn common(one: &[RelatedResources], other: &[RelatedResources]) -> Option<Common
         (Some(_), Some(_)) => {}
     }
     let pairs = one.iter().enumerate();
-    let mut pairs =
-        pairs.flat_map(|mine| other.iter().enumerate().map(move |theirs| (mine, theirs)));
-    pairs.find_map(|((mine, one), (theirs, other))| {
-        Some((Some(mine), Some(theirs), shared(one, other)?))
-    })
+    let mut pairs = pairs.flat_map(|mine| other.iter().enumerate().map(move |theirs| (mine, theirs)));
+    pairs.find_map(|((mine, one), (theirs, other))| Some((Some(mine), Some(theirs), shared(one, other)?)))
 }
 
 fn shared(one: &RelatedResources, other: &RelatedResources) -> Option<String> {
@@ -153,11 +140,7 @@ pub(super) fn is_wildcard(name: &str) -> bool {
     name == WILDCARD
 }
 
-pub(super) fn optional_selector(
-    field: &str,
-    selector: Option<&LabelSelector>,
-    report: &mut Report,
-) {
+pub(super) fn optional_selector(field: &str, selector: Option<&LabelSelector>, report: &mut Report) {
     if let Some(selector) = selector {
         parsed(field, selector, report);
     }

@@ -146,8 +146,7 @@ fn verdict(manifest: Manifest, others: &[&ShardingConfig], hash_keys: &[&str]) -
     let Manifest { place, value } = manifest;
     let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let kind = kind(&value).to_owned();
-    let (group, version) =
-        value["apiVersion"].as_str().and_then(|text| text.split_once('/')).unwrap_or_default();
+    let (group, version) = value["apiVersion"].as_str().and_then(|text| text.split_once('/')).unwrap_or_default();
     let ours = [names::GROUP, names::KRIDGE_GROUP].contains(&group);
     if !ours && !schema::is_known(&kind) {
         return Verdict { kind, name, place, report: None };
@@ -182,9 +181,7 @@ fn checked(kind: &str, value: &Value, others: &[&ShardingConfig], hash_keys: &[&
     let mut written = schema::of_manifest(kind, value);
     written.extend(metadata::check(value.get("metadata")));
     let read = match kind {
-        "ShardingConfig" => {
-            parsed_config(value).map(|config| config_report(&config, others, hash_keys))
-        }
+        "ShardingConfig" => parsed_config(value).map(|config| config_report(&config, others, hash_keys)),
         "CircuitBreaker" => parsed::<CircuitBreaker>(value).map(|one| super::circuit_breaker(&one)),
         "FaultInjection" => parsed::<FaultInjection>(value).map(|one| super::fault_injection(&one)),
         _ => parsed::<ManagerState>(value).map(|one| super::manager_state(&one)),
@@ -195,19 +192,15 @@ fn checked(kind: &str, value: &Value, others: &[&ShardingConfig], hash_keys: &[&
         Err(_) if !written.is_empty() => Report::default(),
         Err(problem) => Report { errors: vec![problem], ..Report::default() },
     };
-    let new = written.into_iter().filter(|found| {
-        !report.errors.iter().any(|known_problem| known_problem.field == found.field)
-    });
+    let new = written
+        .into_iter()
+        .filter(|found| !report.errors.iter().any(|known_problem| known_problem.field == found.field));
     let new: Vec<Problem> = new.collect();
     report.errors.extend(new);
     report
 }
 
-fn config_report(
-    config: &ShardingConfig,
-    others: &[&ShardingConfig],
-    hash_keys: &[&str],
-) -> Report {
+fn config_report(config: &ShardingConfig, others: &[&ShardingConfig], hash_keys: &[&str]) -> Report {
     let mut report = super::beside_others(config, others, None);
     if report.errors.is_empty() {
         report.warnings.extend(super::unowned_beside(config, others, hash_keys).warnings);

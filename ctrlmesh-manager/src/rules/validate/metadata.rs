@@ -78,8 +78,7 @@ fn is_of(wanted: &str, value: &Value) -> bool {
 }
 
 fn names(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
-    let text =
-        |name: &str| fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let text = |name: &str| fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let allowed = format!(
         "must be a lower-case DNS subdomain: a-z 0-9 - and ., alphanumeric at both ends of each part, at most {MAX_SUBDOMAIN_BYTES} characters"
     );
@@ -93,10 +92,7 @@ fn names(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
         _ => {}
     }
     if let Some(begin) = text("generateName").filter(|begin| !is_beginning(begin)) {
-        problems.push(problem(
-            "metadata.generateName",
-            format!("{begin:?}, and what is put behind it, {allowed}"),
-        ));
+        problems.push(problem("metadata.generateName", format!("{begin:?}, and what is put behind it, {allowed}")));
     }
     if let Some(namespace) = text("namespace")
         && (!is_dns_subdomain(namespace) || namespace.contains('.') || namespace.len() > 63)
@@ -177,9 +173,7 @@ fn owner(field: &str, owner: &Value, problems: &mut Vec<Problem>) {
             Some(value) if !is_of(wanted, value) => {
                 problems.push(problem(&field, format!("must be of the type {wanted}")));
             }
-            None | Some(Value::String(_))
-                if required && fields.get(name).is_none_or(|one| one == "") =>
-            {
+            None | Some(Value::String(_)) if required && fields.get(name).is_none_or(|one| one == "") => {
                 problems.push(problem(&field, "is required".to_owned()));
             }
             _ => {}

@@ -29,11 +29,7 @@ enum OperatorKey<'a> {
 }
 
 /// Compares `config` with the other shards of its operator.
-pub(super) fn with_others(
-    config: &ShardingConfig,
-    others: &[&ShardingConfig],
-    report: &mut Report,
-) {
+pub(super) fn with_others(config: &ShardingConfig, others: &[&ShardingConfig], report: &mut Report) {
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
     let (mine, claim) = (Affiliation::of(config, &near), Claim::of(config));
     let mut budget = Budget::of(STEPS);
@@ -46,9 +42,7 @@ pub(super) fn with_others(
         if relation != Relation::Unknown {
             let theirs = Claim::of(other);
             report.errors.extend(compared(config, &claim, other, &theirs, relation, &mut budget));
-        } else if !suspected
-            && let Ok(Some(resource)) = claim.common(&Claim::of(other), &mut budget)
-        {
+        } else if !suspected && let Ok(Some(resource)) = claim.common(&Claim::of(other), &mut budget) {
             suspected = true;
             let conflict = could_own(resource, other);
             report.warning(share_field(config), format!("{conflict}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
@@ -58,26 +52,18 @@ pub(super) fn with_others(
 
 /// Warns of hashes that neither `config`, a manual shard, nor another shard of its operator has. `keys` are
 /// further hash labels.
-pub(super) fn hashes(
-    config: &ShardingConfig,
-    others: &[&ShardingConfig],
-    keys: &[&str],
-    report: &mut Report,
-) {
+pub(super) fn hashes(config: &ShardingConfig, others: &[&ShardingConfig], keys: &[&str], report: &mut Report) {
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
     let mine = Affiliation::of(config, &near);
     if !mine.is_by_hand() || !mine.is_known() {
         return;
     }
-    let of_operator = others.iter().filter(|other| {
-        mine.to(&Affiliation::of(other, &near))
-            .is_some_and(|relation| relation != Relation::Unknown)
-    });
+    let of_operator = others
+        .iter()
+        .filter(|other| mine.to(&Affiliation::of(other, &near)).is_some_and(|relation| relation != Relation::Unknown));
     let theirs: Vec<Claim<'_>> = of_operator.map(|other| Claim::of(other)).collect();
     let claim = Claim::of(config);
-    if let Ok(Some(((_, resource), hashes))) =
-        unowned::unowned(&claim, &theirs, keys, &mut Budget::of(STEPS))
-    {
+    if let Ok(Some(((_, resource), hashes))) = unowned::unowned(&claim, &theirs, keys, &mut Budget::of(STEPS)) {
         let resource = if resource == UNNAMED { "resources that are not named" } else { resource };
         report.warning("spec.limits", format!("the hashes {hashes} of {resource} belong to nobody: neither this shard nor another of its operator has them"));
     }
@@ -86,8 +72,7 @@ pub(super) fn hashes(
 /// The `configs` that cannot be in force beside earlier ones, by index, with the reason. All are of one
 /// namespace, of which `near` are all configs.
 pub fn superseded(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, Problem)> {
-    let affiliations: Vec<Affiliation<'_>> =
-        configs.iter().map(|config| Affiliation::of(config, near)).collect();
+    let affiliations: Vec<Affiliation<'_>> = configs.iter().map(|config| Affiliation::of(config, near)).collect();
     let mut claims: Vec<Option<Claim<'_>>> = configs.iter().map(|_| None).collect();
     let mut in_force: BTreeMap<OperatorKey<'_>, Vec<usize>> = BTreeMap::new();
     let mut budget = Budget::of(ALL_STEPS);
@@ -135,17 +120,14 @@ fn compared(
             target_field(config),
             format!("is the target of root {name:?} too; one root divides all pods of its target"),
         ),
-        Relation::Prefix => problem(
-            "spec.root.prefix",
-            format!("is that of root {name:?} too; their shards would have the same names"),
-        ),
+        Relation::Prefix => {
+            problem("spec.root.prefix", format!("is that of root {name:?} too; their shards would have the same names"))
+        }
         Relation::Same => match claim.common(others, budget) {
             Ok(None) => None,
             Ok(Some(resource)) => {
                 let conflict = could_own(resource, other);
-                let message = format!(
-                    "{conflict}, of the same operator; their selectors must exclude each other"
-                );
+                let message = format!("{conflict}, of the same operator; their selectors must exclude each other");
                 problem(share_field(config), message)
             }
             Err(BudgetExceeded) => problem(
@@ -159,21 +141,13 @@ fn compared(
 }
 
 /// No other config can have the name of a root's shard.
-fn names(
-    mine: &Affiliation<'_>,
-    theirs: &Affiliation<'_>,
-    other: &ShardingConfig,
-    report: &mut Report,
-) {
+fn names(mine: &Affiliation<'_>, theirs: &Affiliation<'_>, other: &ShardingConfig, report: &mut Report) {
     let name = name(other);
     if mine.would_make(theirs) {
         report.error("spec.root.prefix", format!("would make a shard called {name:?}, and there is a ShardingConfig of that name that is not of this root; choose another prefix, or delete it"));
     }
     if theirs.would_make(mine) {
-        report.error(
-            "metadata.name",
-            format!("is what root {name:?} calls one of its shards; choose another"),
-        );
+        report.error("metadata.name", format!("is what root {name:?} calls one of its shards; choose another"));
     }
 }
 

@@ -10,9 +10,8 @@
 use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::parse::Parser;
 use regex_syntax::ast::{
-    self, AssertionKind, Ast, ClassPerl, ClassPerlKind, ClassSetBinaryOp, ClassSetItem, Flag,
-    Flags, FlagsItemKind, GroupKind, HexLiteralKind, Literal, LiteralKind, RepetitionOp, Span,
-    Visitor,
+    self, AssertionKind, Ast, ClassPerl, ClassPerlKind, ClassSetBinaryOp, ClassSetItem, Flag, Flags, FlagsItemKind,
+    GroupKind, HexLiteralKind, Literal, LiteralKind, RepetitionOp, Span, Visitor,
 };
 use thiserror::Error;
 
@@ -25,8 +24,7 @@ const MAX_REPEAT: u32 = 1000;
 const FLAGS: &str = "only the flags i, m, s and U are allowed";
 const GROUP_NAME: &str = "a group's name is of letters, digits and _";
 const REPEATED: &str = "a repetition cannot be repeated; put the first into (?:…)";
-const COUNT: &str =
-    "a count is {2}, {2,} or {2,3}, of at most 1000; a { that is meant itself is \\{";
+const COUNT: &str = "a count is {2}, {2,} or {2,3}, of at most 1000; a { that is meant itself is \\{";
 const UNICODE_ESCAPE: &str = "a character's number is \\x41 or \\x{e9}";
 const BOUNDARY: &str = "\\<, \\> and \\b{…} are not allowed; < and > need no backslash";
 const NESTED: &str = "a class has no class inside; a [ that is meant itself is \\[";
@@ -49,9 +47,7 @@ pub(super) enum RegularExpressionError {
 /// # Errors
 /// If it is no expression, is one that Go reads differently, or needs too much memory.
 pub(super) fn compile(text: &str) -> Result<Regex, RegularExpressionError> {
-    let ast = Parser::new()
-        .parse(text)
-        .map_err(|error| syntax(text, error.span(), &error.kind().to_string()))?;
+    let ast = Parser::new().parse(text).map_err(|error| syntax(text, error.span(), &error.kind().to_string()))?;
     let text = ast::visit(&ast, Differences { text, replaced: Vec::new() })?;
     let built = RegexBuilder::new(&text).size_limit(MAX_COMPILED_BYTES).build();
     built.map_err(|error| {
@@ -89,12 +85,8 @@ impl Differences<'_> {
 
     fn literal(&self, literal: &Literal) -> Result<(), RegularExpressionError> {
         match literal.kind {
-            LiteralKind::HexFixed(HexLiteralKind::X) | LiteralKind::HexBrace(HexLiteralKind::X) => {
-                Ok(())
-            }
-            LiteralKind::HexFixed(_) | LiteralKind::HexBrace(_) => {
-                self.refuse(&literal.span, UNICODE_ESCAPE)
-            }
+            LiteralKind::HexFixed(HexLiteralKind::X) | LiteralKind::HexBrace(HexLiteralKind::X) => Ok(()),
+            LiteralKind::HexFixed(_) | LiteralKind::HexBrace(_) => self.refuse(&literal.span, UNICODE_ESCAPE),
             _ => Ok(()),
         }
     }
@@ -131,10 +123,7 @@ impl Differences<'_> {
         match assertion.kind {
             AssertionKind::WordBoundary => self.replaced.push((assertion.span, r"(?-u:\b)")),
             AssertionKind::NotWordBoundary => self.replaced.push((assertion.span, r"(?-u:\B)")),
-            AssertionKind::StartLine
-            | AssertionKind::EndLine
-            | AssertionKind::StartText
-            | AssertionKind::EndText => {}
+            AssertionKind::StartLine | AssertionKind::EndLine | AssertionKind::StartText | AssertionKind::EndText => {}
             _ => return self.refuse(&assertion.span, BOUNDARY),
         }
         Ok(())
@@ -163,9 +152,7 @@ impl Visitor for Differences<'_> {
                 self.perl_class(class);
                 Ok(())
             }
-            Ast::Repetition(outer) if matches!(*outer.ast, Ast::Repetition(_)) => {
-                self.refuse(&outer.op.span, REPEATED)
-            }
+            Ast::Repetition(outer) if matches!(*outer.ast, Ast::Repetition(_)) => self.refuse(&outer.op.span, REPEATED),
             Ast::Repetition(repetition) => self.count(&repetition.op),
             Ast::Group(group) => match &group.kind {
                 GroupKind::NonCapturing(flags) => self.flags(flags),
@@ -180,10 +167,7 @@ impl Visitor for Differences<'_> {
         }
     }
 
-    fn visit_class_set_item_pre(
-        &mut self,
-        item: &ClassSetItem,
-    ) -> Result<(), RegularExpressionError> {
+    fn visit_class_set_item_pre(&mut self, item: &ClassSetItem) -> Result<(), RegularExpressionError> {
         match item {
             ClassSetItem::Literal(literal) => self.literal(literal),
             ClassSetItem::Range(range) => {
@@ -199,10 +183,7 @@ impl Visitor for Differences<'_> {
         }
     }
 
-    fn visit_class_set_binary_op_pre(
-        &mut self,
-        operation: &ClassSetBinaryOp,
-    ) -> Result<(), RegularExpressionError> {
+    fn visit_class_set_binary_op_pre(&mut self, operation: &ClassSetBinaryOp) -> Result<(), RegularExpressionError> {
         self.refuse(&operation.span, OPERATOR)
     }
 }
@@ -287,8 +268,7 @@ mod tests {
         for (expression, expected) in cases {
             compile(expression).unwrap();
             let whole = compile(&format!(r"\A(?:{expression})\z")).unwrap();
-            let matched: Vec<&str> =
-                texts.into_iter().filter(|text| whole.is_match(text)).collect();
+            let matched: Vec<&str> = texts.into_iter().filter(|text| whole.is_match(text)).collect();
             assert_eq!(matched, expected, "{expression}");
         }
     }

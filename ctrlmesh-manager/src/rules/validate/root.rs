@@ -16,17 +16,14 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     ];
     for (field, name) in names {
         if let Some(name) = name.filter(|name| !is_dns_subdomain(name)) {
-            let problem =
-                format!("{name:?} is no lower-case DNS subdomain, such as \"my-operator\"");
+            let problem = format!("{name:?} is no lower-case DNS subdomain, such as \"my-operator\"");
             report.error(format!("spec.root.{field}"), problem);
         }
     }
     prefix(&root.prefix, report);
     if root.target_stateful_set.is_some() == root.target_deployment.is_some() {
-        report.error(
-            "spec.root.targetStatefulSet",
-            "exactly one of targetStatefulSet and targetDeployment is required",
-        );
+        report
+            .error("spec.root.targetStatefulSet", "exactly one of targetStatefulSet and targetDeployment is required");
     }
     check_resources(root, report);
     let canary = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| check_canary(canary, report));
@@ -34,9 +31,14 @@ pub(super) fn check(root: &Root, report: &mut Report) {
         let left = canary.complement().len();
         if left == 0 {
             report.error("spec.root.auto.shardingSize", "no shard can be made, because canary.inShardHash has every hash; allowed is a canary that leaves at least one");
-        } else if !usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size))
-        {
-            report.error("spec.root.auto.shardingSize", format!("{} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves", auto.sharding_size));
+        } else if !usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size)) {
+            report.error(
+                "spec.root.auto.shardingSize",
+                format!(
+                    "{} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves",
+                    auto.sharding_size
+                ),
+            );
         }
     }
     if root.disable == Some(true) {
@@ -46,10 +48,7 @@ pub(super) fn check(root: &Root, report: &mut Report) {
         (Some(_), true) => {}
         (None, false) => check_manual(root, canary, report),
         (Some(_), false) | (None, true) => {
-            report.error(
-                "spec.root.auto",
-                "exactly one of auto and manual is required, unless disable is true",
-            );
+            report.error("spec.root.auto", "exactly one of auto and manual is required, unless disable is true");
         }
     }
 }
@@ -58,16 +57,11 @@ fn check_resources(root: &Root, report: &mut Report) {
     for (at, resources) in root.resource_selector.iter().enumerate() {
         let field = format!("spec.root.resourceSelector[{at}]");
         limits::resources(&field, &resources.relate_resources, report);
-        limits::optional_selector(
-            &format!("{field}.selector"),
-            resources.selector.as_ref(),
-            report,
-        );
+        limits::optional_selector(&format!("{field}.selector"), resources.selector.as_ref(), report);
     }
     let entries = root.resource_selector.iter().enumerate();
-    let divided = entries.map(|(at, resources)| {
-        (format!("spec.root.resourceSelector[{at}]"), resources.relate_resources.as_slice())
-    });
+    let divided = entries
+        .map(|(at, resources)| (format!("spec.root.resourceSelector[{at}]"), resources.relate_resources.as_slice()));
     limits::covered_twice("spec.root.resourceSelector", &divided.collect::<Vec<_>>(), report);
 }
 
@@ -81,10 +75,8 @@ fn prefix(prefix: &str, report: &mut Report) {
 /// Returns its hashes.
 fn check_canary(canary: &Canary, report: &mut Report) -> SlotSet {
     if canary.in_namespaces.is_empty() && canary.in_shard_hash.is_empty() {
-        report.error(
-            "spec.root.canary.inNamespaces",
-            "at least one namespace, or one hash in inShardHash, is required",
-        );
+        report
+            .error("spec.root.canary.inNamespaces", "at least one namespace, or one hash in inShardHash, is required");
     }
     hashes("spec.root.canary.inShardHash", &canary.in_shard_hash, report)
 }
@@ -94,26 +86,27 @@ fn check_manual(root: &Root, canary: SlotSet, report: &mut Report) {
     for (at, shard) in root.manual.iter().enumerate() {
         let field = format!("spec.root.manual[{at}]");
         if shard.id < 1 || !ids.insert(shard.id) {
-            report.error(
-                format!("{field}.id"),
-                format!("{} is not a number from 1 that no other shard has", shard.id),
-            );
+            report.error(format!("{field}.id"), format!("{} is not a number from 1 that no other shard has", shard.id));
         }
         let hashes = hashes(&format!("{field}.hashes"), &shard.hashes, report);
         let twice = owned.intersection(hashes);
         if !twice.is_empty() {
             report.error(
                 format!("{field}.hashes"),
-                format!(
-                    "{twice}: owned by another shard already; every hash must be in exactly one"
-                ),
+                format!("{twice}: owned by another shard already; every hash must be in exactly one"),
             );
         }
         owned = owned.union(hashes);
     }
     let nobodys = owned.complement();
     if !nobodys.is_empty() {
-        report.error("spec.root.manual", format!("the hashes {nobodys} belong to nobody; every hash 0 to {} must be in exactly one shard", slots::COUNT - 1));
+        report.error(
+            "spec.root.manual",
+            format!(
+                "the hashes {nobodys} belong to nobody; every hash 0 to {} must be in exactly one shard",
+                slots::COUNT - 1
+            ),
+        );
     }
 }
 
@@ -132,10 +125,9 @@ fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
                 report.error(format!("{field}[{at}]"), message);
             }
             Some(slot) => slots = slots.union([slot].into_iter().collect()),
-            None => report.error(
-                format!("{field}[{at}]"),
-                format!("{hash:?} is not a hash; allowed are \"0\" to \"31\""),
-            ),
+            None => {
+                report.error(format!("{field}[{at}]"), format!("{hash:?} is not a hash; allowed are \"0\" to \"31\""))
+            }
         }
     }
     slots

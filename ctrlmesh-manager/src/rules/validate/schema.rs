@@ -37,9 +37,7 @@ pub(super) fn of_spec(kind: &str, spec: &impl Serialize, report: &mut Report) {
     if let Some(schema) = SCHEMAS.get(kind) {
         check(schema, &json!({"spec": spec}), "", &mut problems);
     }
-    problems.retain(|problem| {
-        !report.errors.iter().any(|known_problem| covers(&known_problem.field, &problem.field))
-    });
+    problems.retain(|problem| !report.errors.iter().any(|known_problem| covers(&known_problem.field, &problem.field)));
     report.errors.append(&mut problems);
 }
 
@@ -61,10 +59,7 @@ fn covers(outer: &str, field: &str) -> bool {
     field.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-#[expect(
-    clippy::expect_used,
-    reason = "the definitions are constants; every test of ours reads them"
-)]
+#[expect(clippy::expect_used, reason = "the definitions are constants; every test of ours reads them")]
 fn schemas() -> BTreeMap<String, Value> {
     let schema = |definition: &_| serde_json::to_value(definition).expect("a definition is JSON");
     let definitions = api::definitions();
@@ -102,14 +97,8 @@ fn check(schema: &Value, value: &Value, field: &str, problems: &mut Vec<Problem>
     }
 }
 
-fn check_fields(
-    schema: &Value,
-    fields: &Map<String, Value>,
-    field: &str,
-    problems: &mut Vec<Problem>,
-) {
-    let inner =
-        |name: &str| if field.is_empty() { name.to_owned() } else { format!("{field}.{name}") };
+fn check_fields(schema: &Value, fields: &Map<String, Value>, field: &str, problems: &mut Vec<Problem>) {
+    let inner = |name: &str| if field.is_empty() { name.to_owned() } else { format!("{field}.{name}") };
     for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         if fields.get(name).is_none_or(Value::is_null) {
             problems.push(problem(&inner(name), "is required".to_owned()));
@@ -131,15 +120,12 @@ fn check_fields(
 
 fn check_items(schema: &Value, items: &[Value], field: &str, problems: &mut Vec<Problem>) {
     let (least, most) = (limit(schema, "minItems"), limit(schema, "maxItems"));
-    if least.is_some_and(|least| items.len() < least) || most.is_some_and(|most| items.len() > most)
-    {
+    if least.is_some_and(|least| items.len() < least) || most.is_some_and(|most| items.len() > most) {
         problems.push(counted(field, items.len(), "entries", least, most));
     }
     let keys = schema["x-kubernetes-list-map-keys"].as_array();
     let identity = |item: &Value| match keys {
-        Some(keys) => {
-            keys.iter().filter_map(Value::as_str).map(|key| item[key].to_string()).collect()
-        }
+        Some(keys) => keys.iter().filter_map(Value::as_str).map(|key| item[key].to_string()).collect(),
         None => item.to_string(),
     };
     let distinct = matches!(schema["x-kubernetes-list-type"].as_str(), Some("set" | "map"));
@@ -147,12 +133,8 @@ fn check_items(schema: &Value, items: &[Value], field: &str, problems: &mut Vec<
     for (at, item) in items.iter().enumerate() {
         let field = format!("{field}[{at}]");
         if distinct && !seen.insert(identity(item)) {
-            let by =
-                keys.map_or_else(String::new, |keys| format!(", by {}", Value::from(keys.clone())));
-            problems.push(problem(
-                &field,
-                format!("is listed twice; every entry must be different{by}"),
-            ));
+            let by = keys.map_or_else(String::new, |keys| format!(", by {}", Value::from(keys.clone())));
+            problems.push(problem(&field, format!("is listed twice; every entry must be different{by}")));
         }
         if item.is_null() {
             let wanted = schema["items"]["type"].as_str().unwrap_or("object");
@@ -182,12 +164,7 @@ fn check_text(schema: &Value, text: &str, field: &str, problems: &mut Vec<Proble
     }
 }
 
-fn check_number(
-    schema: &Value,
-    number: &serde_json::Number,
-    field: &str,
-    problems: &mut Vec<Problem>,
-) {
+fn check_number(schema: &Value, number: &serde_json::Number, field: &str, problems: &mut Vec<Problem>) {
     let value = number.as_f64().unwrap_or(f64::NAN);
     let (least, most) = (schema["minimum"].as_f64(), schema["maximum"].as_f64());
     if schema["type"] == "integer" && value.fract() != 0.0 {
@@ -201,13 +178,7 @@ fn limit(schema: &Value, name: &str) -> Option<usize> {
     schema[name].as_u64().and_then(|limit| usize::try_from(limit).ok())
 }
 
-fn counted(
-    field: &str,
-    count: usize,
-    what: &str,
-    least: Option<usize>,
-    most: Option<usize>,
-) -> Problem {
+fn counted(field: &str, count: usize, what: &str, least: Option<usize>, most: Option<usize>) -> Problem {
     problem(field, format!("has {count} {what}; {}", bounds(least, most)))
 }
 
@@ -220,11 +191,7 @@ fn bounds<T: std::fmt::Display>(least: Option<T>, most: Option<T>) -> String {
     }
 }
 
-pub(super) fn unknown<'a>(
-    field: &str,
-    name: &str,
-    known: impl Iterator<Item = &'a str>,
-) -> Problem {
+pub(super) fn unknown<'a>(field: &str, name: &str, known: impl Iterator<Item = &'a str>) -> Problem {
     let path = if field.is_empty() { name.to_owned() } else { format!("{field}.{name}") };
     let known = known.collect::<Vec<_>>().join(", ");
     problem(&path, format!("is not a field that is known here; known are {known}"))

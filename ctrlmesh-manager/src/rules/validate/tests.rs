@@ -34,37 +34,23 @@ fn config(name: &str, labels: &str, spec: &str) -> ShardingConfig {
 
 /// A shard of `team`, with this lock.
 fn shard(name: &str, lock: Option<&str>, team: &str) -> ShardingConfig {
-    let lock = lock
-        .map_or_else(String::new, |lock| format!("controller: {{leaderElectionName: {lock}}}, "));
+    let lock = lock.map_or_else(String::new, |lock| format!("controller: {{leaderElectionName: {lock}}}, "));
     let limits = format!("[{{selector: {{matchLabels: {{team: {team}}}}}}}]");
-    config(
-        name,
-        "{}",
-        &format!("{{{lock}selector: {{matchLabels: {{shard: {name}}}}}, limits: {limits}}}"),
-    )
+    config(name, "{}", &format!("{{{lock}selector: {{matchLabels: {{shard: {name}}}}}, limits: {limits}}}"))
 }
 
 /// A root with `more` in its rule.
 fn root(name: &str, lock: &str, target: &str, more: &str) -> ShardingConfig {
-    let lock = if lock.is_empty() {
-        String::new()
-    } else {
-        format!("controller: {{leaderElectionName: {lock}}}, ")
-    };
+    let lock = if lock.is_empty() { String::new() } else { format!("controller: {{leaderElectionName: {lock}}}, ") };
     let auto = "auto: {shardingSize: 2, everyShardReplicas: 1}";
-    config(
-        name,
-        "{}",
-        &format!("{{{lock}root: {{prefix: {name}, targetStatefulSet: {target}, {auto}{more}}}}}"),
-    )
+    config(name, "{}", &format!("{{{lock}root: {{prefix: {name}, targetStatefulSet: {target}, {auto}{more}}}}}"))
 }
 
 const PODS: &str = "[{apiGroups: [''], resources: [pods]}]";
 
 const ANY: &str = "[{apiGroups: ['*'], resources: ['*']}]";
 
-const APPS: &str =
-    "[{apiGroups: [''], resources: [services]}, {apiGroups: [apps], resources: ['*']}]";
+const APPS: &str = "[{apiGroups: [''], resources: [services]}, {apiGroups: [apps], resources: ['*']}]";
 
 /// Resources of two limits that cover one resource twice, and the message.
 const TWICE: [(&str, &str, &str); 8] = [
@@ -73,37 +59,17 @@ const TWICE: [(&str, &str, &str); 8] = [
         PODS,
         "spec.limits[1].relateResources[0]: covers pods a second time, first in spec.limits[0].relateResources[0]",
     ),
-    (
-        PODS,
-        "[{apiGroups: ['*'], resources: [pods]}]",
-        "spec.limits[1].relateResources[0]: covers pods a second time",
-    ),
-    (
-        PODS,
-        "[{apiGroups: [''], resources: ['*']}]",
-        "spec.limits[1].relateResources[0]: covers pods a second time",
-    ),
+    (PODS, "[{apiGroups: ['*'], resources: [pods]}]", "spec.limits[1].relateResources[0]: covers pods a second time"),
+    (PODS, "[{apiGroups: [''], resources: ['*']}]", "spec.limits[1].relateResources[0]: covers pods a second time"),
     (
         APPS,
         "[{apiGroups: [apps], resources: [deployments]}]",
         "spec.limits[1].relateResources[0]: covers deployments.apps a second time, first in spec.limits[0].relateResources[1]",
     ),
-    (
-        "[]",
-        ANY,
-        "spec.limits[1].relateResources[0]: covers every resource a second time, first in spec.limits[0];",
-    ),
-    (
-        ANY,
-        "[]",
-        "spec.limits[1]: covers every resource a second time, first in spec.limits[0].relateResources[0]",
-    ),
+    ("[]", ANY, "spec.limits[1].relateResources[0]: covers every resource a second time, first in spec.limits[0];"),
+    (ANY, "[]", "spec.limits[1]: covers every resource a second time, first in spec.limits[0].relateResources[0]"),
     ("[]", "[]", "spec.limits[1]: covers every resource a second time"),
-    (
-        "[]",
-        PODS,
-        "spec.limits[1].relateResources[0]: covers pods a second time, first in spec.limits[0];",
-    ),
+    ("[]", PODS, "spec.limits[1].relateResources[0]: covers pods a second time, first in spec.limits[0];"),
 ];
 
 #[test]
@@ -122,11 +88,9 @@ fn a_resource_is_limited_once_however_it_is_spelled() {
     let limits = format!("[{}, {}]", limit(PODS, "a"), limit(APPS, "b"));
     assert_eq!(errors(&shards(&[("one", &limits)])), Vec::<String>::new());
     // Two entries of one limit conflict in the same way.
-    let both =
-        limit("[{apiGroups: [''], resources: [pods]}, {apiGroups: ['*'], resources: [pods]}]", "a");
+    let both = limit("[{apiGroups: [''], resources: [pods]}, {apiGroups: ['*'], resources: [pods]}]", "a");
     assert_eq!(errors(&shards(&[("one", &format!("[{both}]"))])), Vec::<String>::new());
-    let divided =
-        format!(", resourceSelector: [{{relateResources: {PODS}}}, {{relateResources: {ANY}}}]");
+    let divided = format!(", resourceSelector: [{{relateResources: {PODS}}}, {{relateResources: {ANY}}}]");
     let found = sharding_config(&root("root", "", "op", &divided), &[], None).errors;
     assert_eq!(found[0].field, "spec.root.resourceSelector[1].relateResources[0]", "{found:?}");
 }
@@ -142,9 +106,7 @@ fn assert_refused(cases: &[(String, &str)]) {
 #[test]
 fn bounds_of_the_schema_are_checked() {
     let shard = |more: &str| {
-        format!(
-            "{{selector: {{matchLabels: {{a: b}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]{more}}}"
-        )
+        format!("{{selector: {{matchLabels: {{a: b}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]{more}}}")
     };
     let (lock, folder) = ("l".repeat(201), "/".repeat(4097));
     let labels = (0..65).map(|at| format!("k{at}: v")).collect::<Vec<_>>().join(", ");
@@ -153,10 +115,7 @@ fn bounds_of_the_schema_are_checked() {
             shard(&format!(", controller: {{leaderElectionName: {lock}}}")),
             "spec.controller.leaderElectionName: has 201 characters; allowed are 1 to 200",
         ),
-        (
-            shard(", controller: {leaderElectionName: My_Lock}"),
-            "spec.controller.leaderElectionName: must be the name",
-        ),
+        (shard(", controller: {leaderElectionName: My_Lock}"), "spec.controller.leaderElectionName: must be the name"),
         (
             shard(&format!(", webhook: {{certDir: {folder}, port: 1}}")),
             "spec.webhook.certDir: has 4097 characters; allowed are 1 to 4096",
@@ -167,9 +126,7 @@ fn bounds_of_the_schema_are_checked() {
             "spec.webhook.port: 65536 is not allowed; allowed are 1 to 65535",
         ),
         (
-            format!(
-                "{{selector: {{matchLabels: {{{labels}}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]}}"
-            ),
+            format!("{{selector: {{matchLabels: {{{labels}}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]}}"),
             "spec.selector.matchLabels: has 65 entries; at most 64 are allowed",
         ),
     ];
@@ -193,15 +150,11 @@ fn bounds_of_the_schema_are_checked_for_roots() {
             "spec.root.manual[0].id: 33 is not allowed; allowed are 1 to 32",
         ),
         (
-            root(
-                "auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1, inNamespaces: [a, a]}",
-            ),
+            root("auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1, inNamespaces: [a, a]}"),
             "spec.root.canary.inNamespaces[1]: is listed twice",
         ),
         (
-            root(
-                "auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1001, inNamespaces: [A_]}",
-            ),
+            root("auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1001, inNamespaces: [A_]}"),
             "spec.root.canary.inNamespaces[0]: \"A_\" is not allowed; it must match",
         ),
     ];
@@ -247,28 +200,18 @@ fn the_name_of_the_shards_own_lock_must_be_one() {
 
 #[test]
 fn a_manifest_that_cannot_be_read_names_line_and_field() {
-    let text = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec:\n  limits: 5\n";
+    let text =
+        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec:\n  limits: 5\n";
     let error = read_sharding_configs(&format!("# one\n---\n{text}")).unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.contains('7'), "the line: {source}");
     let foreign = text.replace("ctrlmesh.kusionstack.io/v1alpha1", "apps/v1");
-    assert!(
-        read_sharding_configs(&foreign)
-            .unwrap_err()
-            .to_string()
-            .contains("apiVersion: \"apps/v1\", allowed are")
-    );
+    assert!(read_sharding_configs(&foreign).unwrap_err().to_string().contains("apiVersion: \"apps/v1\", allowed are"));
     let kridge = text.replace("ctrlmesh.", "kridge.").replace("limits: 5", "limits: []");
     assert_eq!(read_sharding_configs(&kridge).unwrap().len(), 1);
     for (spec, wanted) in [
-        (
-            "limts: []",
-            "document 1: spec.limts: no such field; allowed are controller, limits, root,",
-        ),
-        (
-            "limits: [{selector: {}}, {selector: {matchLables: {a: b}}}]",
-            "spec.limits[1].selector.matchLables: no",
-        ),
+        ("limts: []", "document 1: spec.limts: no such field; allowed are controller, limits, root,"),
+        ("limits: [{selector: {}}, {selector: {matchLables: {a: b}}}]", "spec.limits[1].selector.matchLables: no"),
         ("root: {canary: {replica: 1}}", "spec.root.canary.replica: no such field; allowed are in"),
     ] {
         let error = read_sharding_configs(&text.replace("limits: 5", spec)).unwrap_err();
@@ -280,9 +223,8 @@ fn a_manifest_that_cannot_be_read_names_line_and_field() {
 
 #[test]
 fn limits_that_would_keep_the_webhook_busy_are_refused() {
-    let names = |kind: &str, limit: usize| {
-        (0..32).map(|at| format!("{kind}{limit}x{at}")).collect::<Vec<_>>().join(", ")
-    };
+    let names =
+        |kind: &str, limit: usize| (0..32).map(|at| format!("{kind}{limit}x{at}")).collect::<Vec<_>>().join(", ");
     let limits = (0..64).map(|limit| {
         let (groups, resources) = (names("g", limit), names("r", limit));
         format!(
@@ -292,10 +234,7 @@ fn limits_that_would_keep_the_webhook_busy_are_refused() {
     let limits = format!("[{}]", limits.collect::<Vec<_>>().join(", "));
     let found = errors(&shards(&[("one", &limits), ("other", &limits)]));
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(
-        found[0].contains("2048 groups and 2048 resources in 64 entries are too many"),
-        "{found:?}"
-    );
+    assert!(found[0].contains("2048 groups and 2048 resources in 64 entries are too many"), "{found:?}");
     let many = (0..64).map(|at| format!("{{apiGroups: ['g{at}'], resources: [pods]}}"));
     let many = format!("{{relateResources: [{}]}}", many.collect::<Vec<_>>().join(", "));
     let divided = format!(", resourceSelector: [{many}, {many}, {many}]");

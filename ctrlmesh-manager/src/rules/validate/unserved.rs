@@ -1,8 +1,6 @@
 //! Warns of limited resources that are not served or not labelled.
 
-use ctrlmesh_common::api::{
-    Expression, LabelSelector, RelatedResources, SelectorOperator, ShardingConfigSpec,
-};
+use ctrlmesh_common::api::{Expression, LabelSelector, RelatedResources, SelectorOperator, ShardingConfigSpec};
 use ctrlmesh_common::names::resource_list;
 
 use super::Report;
@@ -16,19 +14,13 @@ struct Limited<'a> {
 }
 
 /// `serves` takes group and plural; `*` is any. A misspelled resource limits nothing.
-pub(super) fn check(
-    spec: &ShardingConfigSpec,
-    serves: &dyn Fn(&str, &str) -> bool,
-    report: &mut Report,
-) {
+pub(super) fn check(spec: &ShardingConfigSpec, serves: &dyn Fn(&str, &str) -> bool, report: &mut Report) {
     for Limited { field, groups, resource, .. } in limited(spec) {
         // The resource may be in any of the groups.
         if !groups.iter().any(|group| serves(group, resource)) {
             report.warning(
                 field,
-                format!(
-                    "{resource:?} is served in none of apiGroups {groups:?}; it limits nothing until it is"
-                ),
+                format!("{resource:?} is served in none of apiGroups {groups:?}; it limits nothing until it is"),
             );
         }
     }
@@ -41,8 +33,7 @@ pub(super) fn check_labelled(
     labels: &dyn Fn(&str, &str) -> bool,
     report: &mut Report,
 ) {
-    let owned =
-        |one: &Limited<'_>| one.selector.is_none_or(|selector| requires_any(selector, keys));
+    let owned = |one: &Limited<'_>| one.selector.is_none_or(|selector| requires_any(selector, keys));
     for Limited { field, groups, resource, .. } in limited(spec).into_iter().filter(owned) {
         if let Some(group) = groups.iter().find(|group| !labels(group, resource)) {
             report.warning(
@@ -89,8 +80,7 @@ fn add<'a>(
 /// Whether the selector matches only objects with one of the labels.
 fn requires_any(selector: &LabelSelector, keys: &[&str]) -> bool {
     // Other operators match objects without the label.
-    let is_required =
-        |one: &&Expression| matches!(one.operator, SelectorOperator::In | SelectorOperator::Exists);
+    let is_required = |one: &&Expression| matches!(one.operator, SelectorOperator::In | SelectorOperator::Exists);
     let expressions = selector.match_expressions.iter().filter(is_required).map(|one| &one.key);
     selector.match_labels.keys().chain(expressions).any(|key| keys.contains(&key.as_str()))
 }

@@ -32,11 +32,7 @@ fn planned(selector: &str, pods: usize) -> Plan {
 }
 
 /// Runs a writer for `plan` and the plans that follow, until the drain is dropped.
-fn written_by(
-    client: Client,
-    may_write: bool,
-    plan: Plan,
-) -> (watch::Sender<Option<Arc<Plan>>>, Drain) {
+fn written_by(client: Client, may_write: bool, plan: Plan) -> (watch::Sender<Option<Arc<Plan>>>, Drain) {
     let control = ClusterWriter {
         client: client.clone(),
         recorder: Recorder::new(client, "test".into()),
@@ -69,16 +65,12 @@ async fn a_division_is_written_while_hundreds_of_labels_hang() {
                 return Ok(Response::new(Body::from(body)));
             }
             let missing = r#"{"kind":"Status","apiVersion":"v1","code":404,"reason":"NotFound","message":"none","status":"Failure"}"#;
-            Ok(Response::builder()
-                .status(404)
-                .body(Body::from(missing.as_bytes().to_vec()))
-                .unwrap())
+            Ok(Response::builder().status(404).body(Body::from(missing.as_bytes().to_vec())).unwrap())
         }
     });
     let client = Client::new(service, "default");
     let (plans, _drain) = written_by(client, true, planned("a", 400));
-    let status_of_other =
-        "/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/ops/shardingconfigs/other/status";
+    let status_of_other = "/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/ops/shardingconfigs/other/status";
     while written.recv().await.as_deref() != Some(status_of_other) {}
     plans.send_replace(Some(Arc::new(planned("b", 400))));
     while written.recv().await.as_deref() != Some(status_of_other) {}

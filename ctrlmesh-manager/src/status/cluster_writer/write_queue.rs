@@ -73,25 +73,14 @@ impl WriteQueue {
     }
 
     /// Whether a new decision is needed: something changed, or a postponed write is due.
-    pub(super) fn needs_decision(
-        &self,
-        plan: &Arc<Plan>,
-        observed: &Observations,
-        now: Instant,
-    ) -> bool {
+    pub(super) fn needs_decision(&self, plan: &Arc<Plan>, observed: &Observations, now: Instant) -> bool {
         let decided = self.decided.as_ref();
         let same = decided.is_some_and(|(by, said)| Arc::ptr_eq(by, plan) && said == observed);
         !same || self.due.is_some_and(|due| now >= due)
     }
 
     /// Replaces what waits by `writes`.
-    pub(super) fn take(
-        &mut self,
-        plan: Arc<Plan>,
-        observed: Observations,
-        writes: Vec<Write>,
-        now: Instant,
-    ) {
+    pub(super) fn take(&mut self, plan: Arc<Plan>, observed: Observations, writes: Vec<Write>, now: Instant) {
         let keys: BTreeSet<Key> = writes.iter().map(key).collect();
         // Forget the pace of objects that need no write any more.
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.ends(false));
@@ -99,8 +88,7 @@ impl WriteQueue {
         self.first.clear();
         // Labels are decided together, because the shard of a pod depends on the others: no new ones until
         // these are written.
-        let labels =
-            self.later.iter().any(is_label) || self.busy.keys().any(|(what, _)| *what == LABEL);
+        let labels = self.later.iter().any(is_label) || self.busy.keys().any(|(what, _)| *what == LABEL);
         self.later.retain(|write| labels && is_label(write));
         for write in writes.into_iter().filter(|write| !(labels && is_label(write))) {
             let key = key(&write);
@@ -140,8 +128,7 @@ impl WriteQueue {
                 (failures.saturating_add(1), wait)
             }
         };
-        let longer =
-            if outcome == Outcome::Written { EACH_POD * pods(write) } else { Duration::ZERO };
+        let longer = if outcome == Outcome::Written { EACH_POD * pods(write) } else { Duration::ZERO };
         self.paces.insert(key, Pace { failures, not_before: now + wait, longer });
         // Decide again even after success: another change may have come meanwhile.
         self.decide_by(now + wait);
@@ -181,9 +168,7 @@ fn key(write: &Write) -> Key {
 
 #[cfg(test)]
 mod tests {
-    use ctrlmesh_common::api::{
-        PodStatus, ShardingConfig, ShardingConfigSpec, ShardingConfigStatus,
-    };
+    use ctrlmesh_common::api::{PodStatus, ShardingConfig, ShardingConfigSpec, ShardingConfigStatus};
 
     use super::*;
     use crate::rules::pod::PodName;
@@ -276,8 +261,7 @@ mod tests {
     fn unawaited_statuses_of_many_pods_are_written_less_often() {
         let status = |pods: usize, is_awaited| {
             let mut config = config("many");
-            let pod =
-                PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None };
+            let pod = PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None };
             let pods = vec![pod; pods];
             config.status = Some(ShardingConfigStatus { pods, ..ShardingConfigStatus::default() });
             Write::Status { config, is_awaited, events: Vec::new() }
@@ -335,9 +319,6 @@ mod tests {
         assert!(!queue.needs_decision(&plan, &observed, now));
         assert!(queue.needs_decision(&plan, &observed, now + RETRY.0), "it may be tried again");
         queue.clear();
-        assert!(
-            queue.needs_decision(&plan, &observed, now),
-            "another replica may have written meanwhile"
-        );
+        assert!(queue.needs_decision(&plan, &observed, now), "another replica may have written meanwhile");
     }
 }

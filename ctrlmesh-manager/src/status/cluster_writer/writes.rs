@@ -91,9 +91,7 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         }
         let siblings = by_namespace.get(&root.metadata.namespace.as_ref());
         let siblings = siblings.map_or(&[][..], Vec::as_slice);
-        let existing = |name: &str| {
-            siblings.iter().copied().find(|one| one.metadata.name.as_deref() == Some(name))
-        };
+        let existing = |name: &str| siblings.iter().copied().find(|one| one.metadata.name.as_deref() == Some(name));
         let changes = shard::changes(root, &wanted, siblings);
         writes.extend(changes.apply.into_iter().map(|mut config| {
             let existing = existing(config.metadata.name.as_deref().unwrap_or_default());
@@ -102,8 +100,7 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
             // UID, and is deleted with it.
             let observed = existing.map(|existing| &existing.metadata);
             config.metadata.uid = observed.and_then(|observed| observed.uid.clone());
-            config.metadata.resource_version =
-                observed.and_then(|observed| observed.resource_version.clone());
+            config.metadata.resource_version = observed.and_then(|observed| observed.resource_version.clone());
             Write::Apply { config: Box::new(config), added }
         }));
         let remove = changes.remove.iter().filter_map(|name| existing(name));
@@ -143,11 +140,7 @@ fn labels(plan: &Plan) -> Vec<Write> {
         let policy = plan.compiled.policies.get(&member.name)?;
         policy.operator.as_ref().filter(|operator| of_root(operator))?;
         let shard = policy.shard.clone().filter(|shard| member.labelled_shard() != Some(shard))?;
-        (!member.terminating).then(|| Write::Label {
-            pod: member.name.clone(),
-            uid: member.uid.clone(),
-            shard,
-        })
+        (!member.terminating).then(|| Write::Label { pod: member.name.clone(), uid: member.uid.clone(), shard })
     };
     plan.snapshot.members.iter().filter_map(label).collect()
 }
@@ -158,8 +151,7 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
     let events = after.conditions.iter().filter_map(|condition| {
         let was = before.iter().find(|one| one.type_ == condition.type_);
         let bad = is_bad(condition);
-        let changed =
-            was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
+        let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
         // Missing acknowledgements are no event; that all have come is one.
         let reported = changed && (condition.type_ != "Programmed" || condition.status == "True");
         reported.then(|| EventNote {

@@ -64,14 +64,8 @@ fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
 fn a_root_is_programmed_when_every_proxy_has_acknowledged_it() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let first = status(&plan(&text), 0, &[("op-0", 1), ("op-1", 1)], 100);
-    assert_eq!(
-        summary(&first),
-        ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected"]
-    );
-    assert_eq!(
-        (first.epoch, first.observed_generation, first.is_root),
-        (Some(1), Some(4), Some(true))
-    );
+    assert_eq!(summary(&first), ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected"]);
+    assert_eq!((first.epoch, first.observed_generation, first.is_root), (Some(1), Some(4), Some(true)));
     assert_eq!(first.root.as_ref().unwrap().child_sharding_configs, ["r-1-normal", "r-2-normal"]);
     assert_eq!(first.ownership.as_ref().unwrap().pods.len(), 2);
     let plan = with(&first, &text);
@@ -133,10 +127,7 @@ fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
     assert_eq!(shard.epoch, Some(1));
     assert_eq!(summary(&shard)[1], "Programmed=True Acknowledged");
     assert_eq!(shard.pods[0].name, "op-0");
-    assert_eq!(
-        (shard.pods[0].epoch, shard.pods[0].last_contact.clone()),
-        (Some(1), Some(Time(at(2))))
-    );
+    assert_eq!((shard.pods[0].epoch, shard.pods[0].last_contact.clone()), (Some(1), Some(Time(at(2)))));
 }
 
 #[test]
@@ -226,10 +217,7 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_reported() {
     };
     let selected_twice = plan(&(shard("a") + &shard("b") + &pod("op-0")));
     for which in [0, 1] {
-        assert_eq!(
-            summary(&status(&selected_twice, which, &[], 1))[2],
-            "Degraded=True PodSelectedTwice"
-        );
+        assert_eq!(summary(&status(&selected_twice, which, &[], 1))[2], "Degraded=True PodSelectedTwice");
     }
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
@@ -246,9 +234,7 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_reported() {
 
 #[test]
 fn limits_say_at_which_version_their_epoch_began() {
-    let versioned = |version: &str| {
-        ROOT.replace("name: root,", &format!("name: root, resourceVersion: '{version}',"))
-    };
+    let versioned = |version: &str| ROOT.replace("name: root,", &format!("name: root, resourceVersion: '{version}',"));
     let told = |plan: &Plan| -> Vec<Option<u64>> {
         let policies = plan.compiled.policies.values();
         policies.flat_map(|told| &told.policy.limits).map(|limit| limit.changed_at).collect()
@@ -303,11 +289,8 @@ fn a_pods_last_contact_is_not_that_of_its_successor() {
 
 #[test]
 fn pods_that_have_ended_are_not_listed() {
-    let ended = |name: &str, phase: &str| {
-        pod(name).replace("---\n", &format!("status: {{phase: {phase}}}\n---\n"))
-    };
-    let text =
-        SHARD.to_owned() + &pod("op-0") + &ended("op-1", "Failed") + &ended("op-2", "Succeeded");
+    let ended = |name: &str, phase: &str| pod(name).replace("---\n", &format!("status: {{phase: {phase}}}\n---\n"));
+    let text = SHARD.to_owned() + &pod("op-0") + &ended("op-1", "Failed") + &ended("op-2", "Succeeded");
     let found = status(&plan(&text), 0, &[], 1);
     let names: Vec<&str> = found.pods.iter().map(|pod| pod.name.as_str()).collect();
     assert_eq!(names, ["op-0"]);
@@ -329,9 +312,7 @@ fn the_docs_list_every_reason_in_the_order_of_precedence() {
     let docs = include_str!("../../../../docs/sharding-config.md");
     let row = Regex::new(r"(?m)^\| `(\w+)` \| (?:True|False) \| `(\w+)` \|").unwrap();
     let rows: Vec<_> = row.captures_iter(docs).map(|row| row.extract::<2>().1).collect();
-    for (condition, function) in
-        [("Accepted", "accepted"), ("Programmed", "programmed"), ("Degraded", "degraded")]
-    {
+    for (condition, function) in [("Accepted", "accepted"), ("Programmed", "programmed"), ("Degraded", "degraded")] {
         let listed = rows.iter().filter(|row| row[0] == condition).map(|row| row[1].to_owned());
         assert_eq!(listed.collect::<Vec<_>>(), reasons(function), "{condition}");
     }

@@ -122,13 +122,7 @@ impl RelayHeartbeat {
     }
 
     /// A pod that leads here alone does so with its native IPv6 connections, too, if they can.
-    fn lead(
-        &mut self,
-        pins: &Pins,
-        maps: &mut map::Maps,
-        slot: Slot,
-        pod: &Pod,
-    ) -> Result<(), Error> {
+    fn lead(&mut self, pins: &Pins, maps: &mut map::Maps, slot: Slot, pod: &Pod) -> Result<(), Error> {
         if (pod.flags & NATIVE_IPV6 != 0) != self.address.ipv6 {
             set_native(pins, maps, slot, self.address.ipv6)?;
         }

@@ -75,8 +75,7 @@ impl Relay {
             let error = error as &dyn std::error::Error;
             tracing::info!(error, "no IPv6 of our own, native IPv6 goes over IPv4");
         }
-        let address =
-            RelayAddress { port: self.port, namespace: own.inode()?, ipv6: prefix.is_ok() };
+        let address = RelayAddress { port: self.port, namespace: own.inode()?, ipv6: prefix.is_ok() };
         let mut heartbeat = RelayHeartbeat::at(address, &self.options.owner);
         let pins = self.options.pins.clone();
         let relayed = self.relay(&own, &mut heartbeat).await;
@@ -143,9 +142,7 @@ fn among(own: &Namespace, pod: &Cgroup) -> Result<(), Error> {
     if namespaces.has(inode) || namespaces.found.is_empty() && namespaces.unseen.is_none() {
         return Ok(());
     }
-    Err(namespaces
-        .unseen
-        .unwrap_or_else(|| Error::NoSuchNamespace { inode, cgroup: pod.path.clone() }))
+    Err(namespaces.unseen.unwrap_or_else(|| Error::NoSuchNamespace { inode, cgroup: pod.path.clone() }))
 }
 
 /// Fails if this process is itself intercepted: it would be its own client.
@@ -192,11 +189,7 @@ async fn accept(listener: AsyncListener, room: Arc<Semaphore>, taken: Taken) -> 
             // Connections wait where they are until others have ended.
             Err(error) if no_room(&error) => {
                 refused += 1;
-                tracing::warn!(
-                    refused,
-                    error = &error as &dyn std::error::Error,
-                    "no room for another connection"
-                );
+                tracing::warn!(refused, error = &error as &dyn std::error::Error, "no room for another connection");
                 time::sleep(NO_ROOM).await;
                 continue;
             }
@@ -227,9 +220,7 @@ async fn accept(listener: AsyncListener, room: Arc<Semaphore>, taken: Taken) -> 
 fn transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
-        io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::Interrupted
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
     )
 }
 

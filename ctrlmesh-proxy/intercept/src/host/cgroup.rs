@@ -77,11 +77,9 @@ impl Hierarchy {
     pub fn cgroup(&self, path: &Path) -> Result<Cgroup, Error> {
         let not = || Error::NotACgroup { path: path.to_owned(), mount: self.mount.clone() };
         let below = self.mount.join(path.strip_prefix("/").unwrap_or(path));
-        let folder =
-            if path.starts_with(&self.mount) || !below.is_dir() { path.to_owned() } else { below };
+        let folder = if path.starts_with(&self.mount) || !below.is_dir() { path.to_owned() } else { below };
         let folder = folder.canonicalize().ok().ok_or_else(not)?;
-        let cgroup =
-            statfs::statfs(&folder).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
+        let cgroup = statfs::statfs(&folder).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
         if !cgroup || !folder.is_dir() {
             return Err(not());
         }
@@ -111,9 +109,8 @@ impl Hierarchy {
     pub(crate) fn around(&self) -> Result<Vec<Cgroup>, Error> {
         let own = self.own()?;
         let folders = own.ancestors().take_while(|path| path.starts_with(&self.mount));
-        let found = folders.filter_map(|path| {
-            Some(Cgroup { path: path.to_owned(), id: fs::metadata(path).ok()?.ino() })
-        });
+        let found =
+            folders.filter_map(|path| Some(Cgroup { path: path.to_owned(), id: fs::metadata(path).ok()?.ino() }));
         Ok(found.collect())
     }
 
@@ -129,8 +126,7 @@ impl Hierarchy {
     pub fn own(&self) -> Result<PathBuf, Error> {
         let path = "/proc/self/cgroup";
         let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
-        let own =
-            text.lines().find_map(|line| line.strip_prefix("0::/")).ok_or(Error::NoCgroup2)?;
+        let own = text.lines().find_map(|line| line.strip_prefix("0::/")).ok_or(Error::NoCgroup2)?;
         Ok(self.mount.join(own))
     }
 
@@ -142,8 +138,7 @@ impl Hierarchy {
         let missing = || Error::NoSuchCgroup { name: uid.to_owned(), below: self.mount.clone() };
         let names = [format!("pod{uid}"), format!("-pod{}.slice", uid.replace('-', "_"))];
         let [cgroupfs, systemd] = &names;
-        let found =
-            find(&self.mount, DEPTH, |name| name == cgroupfs || name.ends_with(systemd.as_str()));
+        let found = find(&self.mount, DEPTH, |name| name == cgroupfs || name.ends_with(systemd.as_str()));
         self.cgroup(&found.ok_or_else(missing)?)
     }
 
@@ -290,8 +285,7 @@ fn gone(error: &io::Error) -> bool {
 fn is_container(name: &str, id: &str) -> bool {
     let name = name.strip_suffix(".scope").unwrap_or(name);
     let Some(runtime) = name.strip_suffix(id) else { return false };
-    runtime.is_empty()
-        || runtime.strip_suffix('-').is_some_and(|runtime| !runtime.ends_with("conmon"))
+    runtime.is_empty() || runtime.strip_suffix('-').is_some_and(|runtime| !runtime.ends_with("conmon"))
 }
 
 /// The mount point of the first cgroup2 file system in a `mountinfo`.
@@ -314,11 +308,8 @@ impl Iterator for Levels {
     fn next(&mut self) -> Option<Vec<DirEntry>> {
         // A folder may go while we look: then it is not the one that is looked for.
         let entries = self.level.iter().filter_map(|folder| fs::read_dir(folder).ok());
-        let folders: Vec<DirEntry> = entries
-            .flatten()
-            .flatten()
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .collect();
+        let folders: Vec<DirEntry> =
+            entries.flatten().flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).collect();
         self.level = folders.iter().map(DirEntry::path).collect();
         (!folders.is_empty()).then_some(folders)
     }
@@ -343,8 +334,7 @@ mod tests {
     fn pod_is_found_at(folder: &str) {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("system.slice/ssh.service")).unwrap();
-        fs::create_dir_all(root.path().join("kubepods/podffffffff-0000-0000-0000-000000000000"))
-            .unwrap();
+        fs::create_dir_all(root.path().join("kubepods/podffffffff-0000-0000-0000-000000000000")).unwrap();
         fs::create_dir_all(root.path().join(folder)).unwrap();
         let names = [format!("pod{UID}"), format!("-pod{UID_SYSTEMD}.slice")];
         let found = find(root.path(), DEPTH, |name| name == names[0] || name.ends_with(&names[1]));
@@ -359,9 +349,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_found_under_the_systemd_driver() {
-        pod_is_found_at(&format!(
-            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_SYSTEMD}.slice"
-        ));
+        pod_is_found_at(&format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_SYSTEMD}.slice"));
     }
 
     #[test]
@@ -380,9 +368,7 @@ mod tests {
 
     #[test]
     fn a_container_is_found_under_both_drivers_and_every_runtime() {
-        for name in
-            ["7c1f0e9d", "cri-containerd-7c1f0e9d.scope", "crio-7c1f0e9d.scope", "crio-7c1f0e9d"]
-        {
+        for name in ["7c1f0e9d", "cri-containerd-7c1f0e9d.scope", "crio-7c1f0e9d.scope", "crio-7c1f0e9d"] {
             assert!(is_container(name, CONTAINER), "{name}");
         }
         assert!(is_container("docker-7c1f0e9d.scope", CONTAINER));
@@ -390,9 +376,7 @@ mod tests {
 
     #[test]
     fn a_containers_monitor_is_not_the_container() {
-        for name in
-            ["crio-conmon-7c1f0e9d.scope", "crio-conmon-7c1f0e9d", "libpod-conmon-7c1f0e9d.scope"]
-        {
+        for name in ["crio-conmon-7c1f0e9d.scope", "crio-conmon-7c1f0e9d", "libpod-conmon-7c1f0e9d.scope"] {
             assert!(!is_container(name, CONTAINER), "{name}");
         }
         for name in ["7c1f0e9d0", "07c1f0e9d", "crio-7c1f0e9d0.scope", "crio-7c1f0e9.scope", ""] {
@@ -402,8 +386,7 @@ mod tests {
 
     #[test]
     fn cgroup2_is_found_on_pure_and_on_hybrid_machines() {
-        let pure =
-            "31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let pure = "31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(mount(pure), Some(PathBuf::from("/sys/fs/cgroup")));
         let hybrid = "30 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n33 30 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                       32 30 0:28 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";

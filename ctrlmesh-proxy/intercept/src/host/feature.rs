@@ -19,8 +19,7 @@ const HELPERS: [(u32, &str, &str); 9] = [
 ];
 
 /// What the verifier says before the helper: that there is none of this number, or none for this kind of program.
-const COMPLAINTS: [&str; 3] =
-    ["invalid func ", "unknown func ", "program of this type cannot use helper "];
+const COMPLAINTS: [&str; 3] = ["invalid func ", "unknown func ", "program of this type cannot use helper "];
 
 /// Kinds of maps that a kernel may not know: the map, in words, and since when.
 const MAPS: [(&str, &str, &str); 1] = [("EVENTS", "reporting connections (a ring buffer)", "5.8")];
@@ -82,22 +81,14 @@ mod tests {
     #[test]
     fn a_helper_that_no_program_of_a_kernel_may_call_is_known_by_its_number() {
         // Linux 5.8 to 5.17.
-        lacks(
-            &log("3: (85) call unknown#186\ninvalid func unknown#186"),
-            "seeing what another program decided",
-            "6.1",
-        );
+        lacks(&log("3: (85) call unknown#186\ninvalid func unknown#186"), "seeing what another program decided", "6.1");
         lacks(
             &log("9: (85) call unknown#187\ninvalid func unknown#187"),
             "refusing a connection with ECONNREFUSED",
             "6.1",
         );
         // Linux 5.10.
-        lacks(
-            &log("40: (85) call unknown#160\ninvalid func unknown#160"),
-            "reading the heartbeat",
-            "5.11",
-        );
+        lacks(&log("40: (85) call unknown#160\ninvalid func unknown#160"), "reading the heartbeat", "5.11");
     }
 
     #[test]
@@ -110,17 +101,13 @@ mod tests {
         );
         // Linux 5.6.
         lacks(
-            &log(
-                "6: (85) call bpf_get_current_cgroup_id#80\nunknown func bpf_get_current_cgroup_id#80",
-            ),
+            &log("6: (85) call bpf_get_current_cgroup_id#80\nunknown func bpf_get_current_cgroup_id#80"),
             "finding the caller's cgroup",
             "5.7",
         );
         // Since Linux 6.10.
         lacks(
-            &log(
-                "3: (85) call bpf_set_retval#187\nprogram of this type cannot use helper bpf_set_retval#187",
-            ),
+            &log("3: (85) call bpf_set_retval#187\nprogram of this type cannot use helper bpf_set_retval#187"),
             "refusing a connection with ECONNREFUSED",
             "6.1",
         );

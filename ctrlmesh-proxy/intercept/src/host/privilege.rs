@@ -36,9 +36,7 @@ impl Missing {
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str(
-                "nothing it knows of: a security module or a seccomp profile may forbid it",
-            );
+            return f.write_str("nothing it knows of: a security module or a seccomp profile may forbid it");
         }
         f.write_str(&self.0.join(", "))
     }
@@ -97,9 +95,7 @@ fn lacking<E: StdError + Send + Sync + 'static>(
     error: E,
     needed: &[(u32, &'static str)],
 ) -> Error {
-    let effective = fs::read_to_string("/proc/self/status")
-        .map(|status| effective(&status))
-        .unwrap_or_default();
+    let effective = fs::read_to_string("/proc/self/status").map(|status| effective(&status)).unwrap_or_default();
     let missing = missing(effective, needed);
     Error::Capability { doing: doing.into(), missing, source: Box::new(error) }
 }
@@ -134,9 +130,7 @@ fn effective(status: &str) -> u64 {
 }
 
 fn running() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
+    fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -146,10 +140,7 @@ mod tests {
     #[test]
     fn the_missing_capabilities_are_named() {
         assert_eq!(missing(1 << 39, &NEEDED).to_string(), "CAP_NET_ADMIN, CAP_PERFMON");
-        assert_eq!(
-            missing(effective("Name:\tx\nCapEff:\t000000c000001000\n"), &NEEDED),
-            Missing(vec![])
-        );
+        assert_eq!(missing(effective("Name:\tx\nCapEff:\t000000c000001000\n"), &NEEDED), Missing(vec![]));
     }
 
     #[test]

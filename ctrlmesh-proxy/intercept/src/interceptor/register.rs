@@ -106,8 +106,7 @@ impl Register {
         let former = known.map_or(&[][..], |record| &record.except);
         let led = self.pass(slot, &except).and_then(|()| {
             self.set(slot, value)?;
-            self.lead(slot, cgroup.id, &value)
-                .or_else(|error| self.set(slot, before).and(Err(error)))
+            self.lead(slot, cgroup.id, &value).or_else(|error| self.set(slot, before).and(Err(error)))
         });
         if let Err(error) = led {
             self.unpass(slot, except.iter().filter(|passing| !former.contains(passing)))?;
@@ -131,8 +130,7 @@ impl Register {
     /// Clears everything about a pod whose links are gone.
     pub(crate) fn clear(&mut self, slot: Slot) -> Result<(), Error> {
         let record = self.pins.record(slot);
-        for cgroup in record.iter().flat_map(|record| record.except.iter().chain([&record.cgroup]))
-        {
+        for cgroup in record.iter().flat_map(|record| record.except.iter().chain([&record.cgroup])) {
             self.expel(cgroup.id, slot)?;
         }
         if slot.real() {
@@ -174,11 +172,7 @@ impl Register {
     }
 
     /// Lets the connections of these cgroups pass no more.
-    fn unpass<'a>(
-        &mut self,
-        slot: Slot,
-        cgroups: impl Iterator<Item = &'a Cgroup>,
-    ) -> Result<(), Error> {
+    fn unpass<'a>(&mut self, slot: Slot, cgroups: impl Iterator<Item = &'a Cgroup>) -> Result<(), Error> {
         for Cgroup { id, .. } in cgroups {
             self.expel(*id, slot)?;
             self.pins.remove(slot, &format!("pass-{id}"))?;
@@ -189,12 +183,9 @@ impl Register {
     fn exceptions(&self, slot: Slot, cgroup: &Cgroup, pod: &Attach) -> Result<Vec<Cgroup>, Error> {
         let except = pod.except.iter().map(|path| self.hierarchy.cgroup(path));
         let except = except.collect::<Result<Vec<_>, _>>()?;
-        let below =
-            |passing: &&Cgroup| passing.id != cgroup.id && passing.path.starts_with(&cgroup.path);
+        let below = |passing: &&Cgroup| passing.id != cgroup.id && passing.path.starts_with(&cgroup.path);
         match except.iter().find(|passing| !below(passing)) {
-            Some(stranger) => {
-                Err(Error::NotBelow { path: stranger.path.clone(), pod: cgroup.path.clone() })
-            }
+            Some(stranger) => Err(Error::NotBelow { path: stranger.path.clone(), pod: cgroup.path.clone() }),
             None => self.unattached(slot, &except).map(|()| except),
         }
     }
@@ -219,9 +210,8 @@ impl Register {
             Err(error) if map::absent(&error) => return Ok(()),
             member => member.map_err(Error::map("MEMBERS"))?,
         };
-        let excepts = |record: &Record| {
-            Some(record.slot) != slot && record.except.iter().any(|one| one.id == cgroup.id)
-        };
+        let excepts =
+            |record: &Record| Some(record.slot) != slot && record.except.iter().any(|one| one.id == cgroup.id);
         match self.pins.record(Slot::new(member.slot())).filter(excepts) {
             Some(Record { cgroup: Cgroup { path: pod, .. }, owner, .. }) => {
                 Err(Error::Excepted { cgroup: cgroup.path.clone(), pod, owner })

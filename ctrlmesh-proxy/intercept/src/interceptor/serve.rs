@@ -117,11 +117,7 @@ impl Interceptor {
     }
 
     /// Takes the webhook calls of a pod to these addresses only.
-    pub(crate) fn keep_inbound(
-        &mut self,
-        slot: Slot,
-        addresses: &[SocketAddr],
-    ) -> Result<(), Error> {
+    pub(crate) fn keep_inbound(&mut self, slot: Slot, addresses: &[SocketAddr]) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
         self.register.owned(slot)?;
         for key in self.register.maps.inbound_of(slot)? {
@@ -153,12 +149,7 @@ impl Interceptor {
         self.attach_inbound(record.slot, &namespace, *inode)
     }
 
-    fn attach_inbound(
-        &mut self,
-        slot: Slot,
-        namespace: &Namespace,
-        inode: u64,
-    ) -> Result<(), Error> {
+    fn attach_inbound(&mut self, slot: Slot, namespace: &Namespace, inode: u64) -> Result<(), Error> {
         let pins = &self.register.pins;
         pins.note(slot, "netns", namespace.path())?;
         pins.note(slot, "netns-id", Path::new(&inode.to_string()))?;

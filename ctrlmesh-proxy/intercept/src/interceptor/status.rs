@@ -6,9 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ctrlmesh_common::kernel::{
-    CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, FAIL_OPEN, NATIVE_IPV6, Pod,
-};
+use ctrlmesh_common::kernel::{CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, FAIL_OPEN, NATIVE_IPV6, Pod};
 use nix::time::{self, ClockId};
 use serde::Serialize;
 
@@ -96,18 +94,14 @@ impl Status {
         // Without cgroups nothing is to be seen.
         let hierarchy = Hierarchy::find().ok();
         let census = hierarchy.as_ref().map(Hierarchy::census);
-        let mut reader =
-            Reader { pins, maps, hierarchy: hierarchy.as_ref(), census, tables: BTreeMap::new() };
+        let mut reader = Reader { pins, maps, hierarchy: hierarchy.as_ref(), census, tables: BTreeMap::new() };
         let mut webhooks = maps.webhooks()?;
         let attachments = records.filter_map(|record| {
             let webhooks = webhooks.remove(&record.slot.get()).unwrap_or_default();
             reader.attachment(record, webhooks).transpose()
         });
         let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));
-        Ok(Self {
-            attachments: attachments.collect::<Result<_, _>>()?,
-            counters: counters.collect(),
-        })
+        Ok(Self { attachments: attachments.collect::<Result<_, _>>()?, counters: counters.collect() })
     }
 }
 
@@ -136,10 +130,7 @@ impl fmt::Display for Attachment {
         writeln!(f, "slot {}  {}{dead}", self.slot, self.cgroup.display())?;
         writeln!(f, "  owner      {}", self.owner)?;
         if self.state == State::Closed.name() {
-            return writeln!(
-                f,
-                "  closed     a table was full: every connection is refused; attach it again"
-            );
+            return writeln!(f, "  closed     a table was full: every connection is refused; attach it again");
         }
         writeln!(f, "  targets    {}", self.targets.join(" "))?;
         let ipv6 = if self.ipv6 { ", IPv6 natively" } else { "" };
@@ -163,14 +154,9 @@ impl fmt::Display for Attachment {
 
 impl Reader<'_> {
     /// What is to be said of a pod; nothing, if it was detached meanwhile.
-    fn attachment(
-        &mut self,
-        record: Record,
-        webhooks: Vec<SocketAddr>,
-    ) -> Result<Option<Attachment>, Error> {
+    fn attachment(&mut self, record: Record, webhooks: Vec<SocketAddr>) -> Result<Option<Attachment>, Error> {
         let open = record.state == State::Attached;
-        let pod =
-            if open { self.maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
+        let pod = if open { self.maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
         let pod = pod.map_err(Error::map("PODS"))?;
         let targets = match pod.table(pod.generation) {
             Some(table) => self.targets(table)?,
@@ -191,18 +177,10 @@ impl Reader<'_> {
             fail: if pod.flags & FAIL_OPEN == 0 { "closed" } else { "open" },
             ipv6: pod.flags & NATIVE_IPV6 != 0,
             check: check(&pod),
-            heartbeat_max_age: measured(&pod)
-                .then(|| Duration::from_nanos(pod.max_age_ns).as_secs_f64()),
+            heartbeat_max_age: measured(&pod).then(|| Duration::from_nanos(pod.max_age_ns).as_secs_f64()),
             heartbeat_age: age(self.maps, &pod)?,
-            hooks: names
-                .into_iter()
-                .filter(|name| HOOKS.contains(&name.as_str()) || name == link::INBOUND)
-                .collect(),
-            except: record
-                .except
-                .into_iter()
-                .map(|cgroup| self.find(&cgroup).unwrap_or(cgroup.path))
-                .collect(),
+            hooks: names.into_iter().filter(|name| HOOKS.contains(&name.as_str()) || name == link::INBOUND).collect(),
+            except: record.except.into_iter().map(|cgroup| self.find(&cgroup).unwrap_or(cgroup.path)).collect(),
             webhooks,
         }))
     }

@@ -16,9 +16,7 @@ use std::{io, thread};
 
 use nix::errno::Errno;
 use nix::sched::{self, CloneFlags};
-use nix::sys::socket::{
-    self, AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, sockopt,
-};
+use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, sockopt};
 
 use crate::Error;
 use crate::host::privilege;
@@ -45,9 +43,7 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
     let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let listener = namespace.run(|| match bound(v6, Some("lo")) {
         // Redirected connections come over IPv4, so a namespace without IPv6 loses nothing.
-        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
-            bound(v4, Some("lo")).map_err(|errno| (v4, errno))
-        }
+        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => bound(v4, Some("lo")).map_err(|errno| (v4, errno)),
         other => other.map_err(|errno| (v6, errno)),
     })?;
     listener.map_err(|(address, errno)| Error::Listen { address, source: errno.into() })
@@ -58,12 +54,9 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
 /// # Errors
 /// If the namespace cannot be entered, or does not know the family.
 pub fn inbound(namespace: &Namespace, family: IpAddr) -> Result<TcpListener, Error> {
-    let ip: IpAddr =
-        if family.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    let ip: IpAddr = if family.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
     let address = SocketAddr::new(ip, 0);
-    namespace
-        .run(|| bound(address, None))?
-        .map_err(|errno| Error::Listen { address, source: errno.into() })
+    namespace.run(|| bound(address, None))?.map_err(|errno| Error::Listen { address, source: errno.into() })
 }
 
 /// Makes our IPv6 prefix local in a pod's namespace, so that the socket for redirected connections gets those to native
@@ -84,8 +77,7 @@ pub(crate) fn make_prefix_local(namespace: &Namespace) -> Result<(), Error> {
 /// If there is none, or it may not be looked at.
 pub fn identity(path: &Path) -> Result<(u64, u64), Error> {
     let found = fs::metadata(path);
-    let found =
-        found.map_err(|error| privilege::explain_process("find network namespace", path, error))?;
+    let found = found.map_err(|error| privilege::explain_process("find network namespace", path, error))?;
     Ok((found.dev(), found.ino()))
 }
 
@@ -95,8 +87,8 @@ impl Namespace {
     /// # Errors
     /// If it does not exist or may not be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path)
-            .map_err(|error| privilege::explain_process("open network namespace", path, error))?;
+        let file =
+            File::open(path).map_err(|error| privilege::explain_process("open network namespace", path, error))?;
         Ok(Self { path: path.to_owned(), file, own: false })
     }
 
@@ -133,8 +125,7 @@ impl Namespace {
             return Ok(task());
         }
         let entered = thread::scope(|scope| {
-            let thread =
-                scope.spawn(|| sched::setns(&self.file, CloneFlags::CLONE_NEWNET).map(|()| task()));
+            let thread = scope.spawn(|| sched::setns(&self.file, CloneFlags::CLONE_NEWNET).map(|()| task()));
             thread.join()
         });
         let failed = |source| Error::Namespace { path: self.path.clone(), source };

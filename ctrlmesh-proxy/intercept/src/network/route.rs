@@ -74,12 +74,8 @@ pub(crate) fn make_local() -> io::Result<()> {
 }
 
 fn ask(request: &Request) -> io::Result<()> {
-    let socket = socket::socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkRoute,
-    )?;
+    let socket =
+        socket::socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
     socket::send(socket.as_raw_fd(), request.as_bytes(), MsgFlags::empty())?;
     let mut buffer = [0; 256];
     let length = socket::recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;

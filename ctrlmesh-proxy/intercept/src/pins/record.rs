@@ -62,8 +62,7 @@ impl State {
 impl Pins {
     /// Every pod, by slot. What was left half made is none.
     pub(crate) fn records(&self) -> Result<Vec<Record>, Error> {
-        let mut records: Vec<Record> =
-            self.slots()?.into_iter().filter_map(|slot| self.record(slot)).collect();
+        let mut records: Vec<Record> = self.slots()?.into_iter().filter_map(|slot| self.record(slot)).collect();
         records.sort_by_key(|record| record.slot);
         Ok(records)
     }
@@ -161,9 +160,7 @@ impl Pins {
         let read = |name: &str| fs::read_link(self.pod(slot).join(name)).ok();
         let is = |name: &str, text: &str| read(name).is_some_and(|found| found == Path::new(text));
         let inode = || Some(fs::metadata(read("cgroup")?).ok()?.ino().to_string());
-        is("owner", owner)
-            && is("state", State::Attached.name())
-            && inode().is_some_and(|inode| is("id", &inode))
+        is("owner", owner) && is("state", State::Attached.name()) && inode().is_some_and(|inode| is("id", &inode))
     }
 
     fn make(&self, slot: Slot, cgroup: &Cgroup, owner: &str) -> Result<(), Error> {

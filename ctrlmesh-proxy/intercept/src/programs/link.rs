@@ -25,16 +25,10 @@ use crate::programs::object::{HOOKS, Object};
 pub(crate) const INBOUND: &str = "inbound";
 
 /// Attaches every hook at a pod's cgroup, or replaces what is attached.
-pub(crate) fn attach(
-    object: &mut Object,
-    pins: &Pins,
-    slot: Slot,
-    cgroup: &Cgroup,
-) -> Result<(), Error> {
+pub(crate) fn attach(object: &mut Object, pins: &Pins, slot: Slot, cgroup: &Cgroup) -> Result<(), Error> {
     let folder = File::open(&cgroup.path).map_err(Error::file("open", &cgroup.path))?;
     for hook in HOOKS {
-        let link =
-            object.attach_cgroup(hook, &folder)?.map_err(|error| refused(hook, cgroup, error))?;
+        let link = object.attach_cgroup(hook, &folder)?.map_err(|error| refused(hook, cgroup, error))?;
         put(pins, slot, hook, link)?;
     }
     Ok(())
@@ -45,8 +39,7 @@ pub(crate) fn attach(
 pub(crate) fn whole(pins: &Pins, record: &Record, fingerprint: &str) -> Result<bool, Error> {
     let names = pins.names(record.slot)?.unwrap_or_default();
     let inbound = record.netns.is_none()
-        || record.inbound_object.as_deref() == Some(fingerprint)
-            && names.iter().any(|name| name == INBOUND);
+        || record.inbound_object.as_deref() == Some(fingerprint) && names.iter().any(|name| name == INBOUND);
     Ok(inbound
         && record.object.as_deref() == Some(fingerprint)
         && HOOKS.iter().all(|hook| names.iter().any(|name| name == hook))
@@ -54,31 +47,17 @@ pub(crate) fn whole(pins: &Pins, record: &Record, fingerprint: &str) -> Result<b
 }
 
 /// Attaches the inbound program at a pod's network namespace, or replaces it.
-pub(crate) fn attach_inbound(
-    object: &mut Object,
-    pins: &Pins,
-    slot: Slot,
-    namespace: &Namespace,
-) -> Result<(), Error> {
-    let failed = |source| Error::Attach {
-        program: INBOUND,
-        to: namespace.path().to_owned(),
-        source: Box::new(source),
-    };
+pub(crate) fn attach_inbound(object: &mut Object, pins: &Pins, slot: Slot, namespace: &Namespace) -> Result<(), Error> {
+    let failed = |source| Error::Attach { program: INBOUND, to: namespace.path().to_owned(), source: Box::new(source) };
     let link = object.attach_inbound(namespace.file())?;
-    let link =
-        link.map_err(|error| privilege::explain("attach program `inbound`", error, failed))?;
+    let link = link.map_err(|error| privilege::explain("attach program `inbound`", error, failed))?;
     put(pins, slot, INBOUND, link)
 }
 
 /// Answers `SO_ORIGINAL_DST` in a proxy's cgroup for as long as the object lives.
 pub(crate) fn attach_getsockopt(object: &mut Object, cgroup: &Cgroup) -> Result<(), Error> {
     let folder = File::open(&cgroup.path).map_err(Error::file("open", &cgroup.path))?;
-    let failed = |source| Error::Attach {
-        program: "getsockopt",
-        to: cgroup.path.clone(),
-        source: Box::new(source),
-    };
+    let failed = |source| Error::Attach { program: "getsockopt", to: cgroup.path.clone(), source: Box::new(source) };
     let attached = object.attach_getsockopt(&folder)?;
     attached.map_err(|error| privilege::explain("attach program `getsockopt`", error, failed))
 }
@@ -102,19 +81,14 @@ fn put(pins: &Pins, slot: Slot, hook: &'static str, link: FdLink) -> Result<(), 
 }
 
 fn refused(program: &'static str, cgroup: &Cgroup, error: ProgramError) -> Error {
-    let failed =
-        |source| Error::Attach { program, to: cgroup.path.clone(), source: Box::new(source) };
+    let failed = |source| Error::Attach { program, to: cgroup.path.clone(), source: Box::new(source) };
     let exclusive = matches!(&error, ProgramError::SyscallError(syscall) if syscall.io_error.raw_os_error() == Some(nix::libc::EPERM));
     match privilege::explain(format!("attach program `{program}`"), error, failed) {
         // Every capability is there: then it is the flags of another program.
         Error::Capability { missing, source, .. } if exclusive && missing.none() => {
             match source.downcast::<ProgramError>() {
                 Ok(source) => Error::Exclusive { cgroup: cgroup.path.clone(), source: *source },
-                Err(source) => Error::Capability {
-                    doing: format!("attach program `{program}`"),
-                    missing,
-                    source,
-                },
+                Err(source) => Error::Capability { doing: format!("attach program `{program}`"), missing, source },
             }
         }
         other => other,

@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, RingBuf, SockMap};
-use ctrlmesh_common::kernel::{
-    Destination, Inbound, InboundKey, Member, Outcome, Pod, Table, TargetKey, TargetMatch,
-};
+use ctrlmesh_common::kernel::{Destination, Inbound, InboundKey, Member, Outcome, Pod, Table, TargetKey, TargetMatch};
 
 use crate::Error;
 use crate::host::privilege;
@@ -89,14 +87,11 @@ impl Maps {
 
     /// Counts what the loader saw. Only loaders do, one at a time, so nothing is lost between reading and writing.
     pub(crate) fn add(&mut self, outcome: Outcome) -> Result<(), Error> {
-        let mut values =
-            self.counters.get(&(outcome as u32), 0).map_err(Error::map("COUNTERS"))?.to_vec();
+        let mut values = self.counters.get(&(outcome as u32), 0).map_err(Error::map("COUNTERS"))?.to_vec();
         if let Some(first) = values.first_mut() {
             *first += 1;
         }
-        let values = values
-            .try_into()
-            .map_err(|error: std::io::Error| Error::map("COUNTERS")(error.into()))?;
+        let values = values.try_into().map_err(|error: std::io::Error| Error::map("COUNTERS")(error.into()))?;
         self.counters.set(outcome as u32, values, 0).map_err(Error::map("COUNTERS"))
     }
 }
@@ -107,10 +102,7 @@ pub(crate) fn address(key: &InboundKey) -> SocketAddr {
 }
 
 /// Opens one map.
-pub(crate) fn open<M: TryFrom<Map, Error = MapError>>(
-    pins: &Pins,
-    name: &'static str,
-) -> Result<M, Error> {
+pub(crate) fn open<M: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'static str) -> Result<M, Error> {
     data(&pins.map(name), name)
 }
 
@@ -131,18 +123,10 @@ fn full(error: &MapError) -> bool {
 }
 
 /// Removes the socket of an entry, if there is one.
-pub(crate) fn clear(
-    sockets: &mut SockMap<MapData>,
-    index: u32,
-    name: &'static str,
-) -> Result<(), Error> {
+pub(crate) fn clear(sockets: &mut SockMap<MapData>, index: u32, name: &'static str) -> Result<(), Error> {
     match sockets.clear_index(&index) {
         // Such a map says of an entry that is not there that it is invalid.
-        Err(MapError::SyscallError(error))
-            if error.io_error.raw_os_error() == Some(nix::libc::EINVAL) =>
-        {
-            Ok(())
-        }
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(nix::libc::EINVAL) => Ok(()),
         Err(error) if !absent(&error) => Err(Error::map(name)(error)),
         _ => Ok(()),
     }

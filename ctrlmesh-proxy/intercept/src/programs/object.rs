@@ -4,9 +4,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::fd::AsFd;
 
 use aya::programs::links::FdLink;
-use aya::programs::{
-    CgroupAttachMode, CgroupSockAddr, CgroupSockopt, Program, ProgramError, SkLookup,
-};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockopt, Program, ProgramError, SkLookup};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 
 use crate::Error;
@@ -52,9 +50,7 @@ impl Object {
             }
         }
         let other = |error: EbpfError| Error::Object(Box::new(error));
-        let ebpf = loader
-            .load(OBJECT)
-            .map_err(|error| privilege::explain("create the kernel's maps", error, other))?;
+        let ebpf = loader.load(OBJECT).map_err(|error| privilege::explain("create the kernel's maps", error, other))?;
         Ok(Self { ebpf })
     }
 
@@ -73,26 +69,19 @@ impl Object {
     ) -> Result<Result<FdLink, ProgramError>, Error> {
         let program: &mut CgroupSockAddr = self.program(hook)?;
         load(hook, program.fd().is_ok(), || program.load())?;
-        let linked =
-            program.attach(cgroup, CgroupAttachMode::Single).and_then(|id| program.take_link(id));
+        let linked = program.attach(cgroup, CgroupAttachMode::Single).and_then(|id| program.take_link(id));
         Ok(linked.and_then(|link| FdLink::try_from(link).ok().ok_or(ProgramError::NotAttached)))
     }
 
     /// Attaches the inbound program at a network namespace.
-    pub(crate) fn attach_inbound(
-        &mut self,
-        namespace: impl AsFd,
-    ) -> Result<Result<FdLink, ProgramError>, Error> {
+    pub(crate) fn attach_inbound(&mut self, namespace: impl AsFd) -> Result<Result<FdLink, ProgramError>, Error> {
         let program: &mut SkLookup = self.program("inbound")?;
         load("inbound", program.fd().is_ok(), || program.load())?;
         Ok(program.attach(namespace).and_then(|id| program.take_link(id)).map(FdLink::from))
     }
 
     /// Answers `SO_ORIGINAL_DST` in a cgroup for as long as this object lives: aya cannot pin such a link.
-    pub(crate) fn attach_getsockopt(
-        &mut self,
-        cgroup: impl AsFd,
-    ) -> Result<Result<(), ProgramError>, Error> {
+    pub(crate) fn attach_getsockopt(&mut self, cgroup: impl AsFd) -> Result<Result<(), ProgramError>, Error> {
         let program: &mut CgroupSockopt = self.program("getsockopt")?;
         load("getsockopt", program.fd().is_ok(), || program.load())?;
         Ok(program.attach(cgroup, CgroupAttachMode::Single).map(drop))
@@ -102,18 +91,11 @@ impl Object {
     where
         &'a mut P: TryFrom<&'a mut Program>,
     {
-        self.ebpf
-            .program_mut(name)
-            .and_then(|program| program.try_into().ok())
-            .ok_or(Error::Absent(name))
+        self.ebpf.program_mut(name).and_then(|program| program.try_into().ok()).ok_or(Error::Absent(name))
     }
 }
 
-fn load(
-    program: &'static str,
-    loaded: bool,
-    load: impl FnOnce() -> Result<(), ProgramError>,
-) -> Result<(), Error> {
+fn load(program: &'static str, loaded: bool, load: impl FnOnce() -> Result<(), ProgramError>) -> Result<(), Error> {
     if loaded {
         return Ok(());
     }

@@ -39,10 +39,7 @@ impl Originals {
         let pins = Pins::at(pins);
         // What others may have written explains nothing.
         pins.exist()?;
-        Ok(Self {
-            pods: map::open(&pins, "PODS")?,
-            destinations: map::open(&pins, "DESTINATIONS")?,
-        })
+        Ok(Self { pods: map::open(&pins, "PODS")?, destinations: map::open(&pins, "DESTINATIONS")? })
     }
 
     /// Explains a connection by the accepted socket's own address and its peer's. `None` if it was not redirected, or
@@ -56,14 +53,10 @@ impl Originals {
         };
         let slot = Slot::new(code.slot);
         let pod = self.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
-        let Some(table) = pod.table(code.generation).filter(|_| pod.port == local.port().to_be())
-        else {
+        let Some(table) = pod.table(code.generation).filter(|_| pod.port == local.port().to_be()) else {
             return Ok(None);
         };
-        let entry = self
-            .destinations
-            .get(&kernel::entry(table, code.index), 0)
-            .map_err(Error::map("DESTINATIONS"))?;
+        let entry = self.destinations.get(&kernel::entry(table, code.index), 0).map_err(Error::map("DESTINATIONS"))?;
         let index = code.index;
         let address = kernel::original(&entry, host);
         Ok(address.map(|address| Original {

@@ -84,8 +84,7 @@ fn apply(maps: &mut Maps, table: u16, plan: &Plan) -> Result<(), Error> {
 
 /// The targets that a table holds now.
 pub(crate) fn targets(maps: &Maps, table: u16) -> Result<Vec<Target>, Error> {
-    let live =
-        entries(maps, table)?.into_iter().filter(|entry| entry.port != 0 && entry.retired == 0);
+    let live = entries(maps, table)?.into_iter().filter(|entry| entry.port != 0 && entry.retired == 0);
     Ok(live.map(|entry| Target::of(&entry)).collect())
 }
 
@@ -110,9 +109,7 @@ pub(crate) fn collect(maps: &mut Maps, used: &BTreeSet<u16>) -> Result<(), Error
 }
 
 fn empty(maps: &mut Maps, table: u16) -> Result<(), Error> {
-    for (index, entry) in
-        (0..=u8::MAX).zip(entries(maps, table)?).filter(|(_, entry)| entry.port != 0)
-    {
+    for (index, entry) in (0..=u8::MAX).zip(entries(maps, table)?).filter(|(_, entry)| entry.port != 0) {
         if entry.retired == 0 {
             unmatch(maps, table, Target::of(&entry))?;
         }
@@ -208,9 +205,9 @@ fn write(maps: &mut Maps, table: u16, index: u8, entry: Destination) -> Result<(
 
 /// FNV-1a, 64 bits; never a mark of a table without a name.
 fn fingerprint(name: &str) -> u64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     hash.clamp(1, REPLACED - 1)
 }
 
@@ -235,8 +232,7 @@ mod tests {
     }
 
     fn live(entries: &[Destination]) -> Vec<(usize, String)> {
-        let live =
-            entries.iter().enumerate().filter(|(_, entry)| entry.port != 0 && entry.retired == 0);
+        let live = entries.iter().enumerate().filter(|(_, entry)| entry.port != 0 && entry.retired == 0);
         live.map(|(index, entry)| (index, Target::of(entry).to_string())).collect()
     }
 

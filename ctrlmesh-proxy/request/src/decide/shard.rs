@@ -88,9 +88,7 @@ fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refus
     let continued = token.map(|token| continued_version(&token).ok_or(unknown)).transpose()?;
     match asked.or(continued) {
         // Version 0 asks for any state, and is answered with all of it.
-        Some(asked) if asked != 0 && asked < changed_at => {
-            Err(Refusal::Expired { asked, changed_at })
-        }
+        Some(asked) if asked != 0 && asked < changed_at => Err(Refusal::Expired { asked, changed_at }),
         _ => Ok(()),
     }
 }

@@ -4,8 +4,7 @@ use ctrlmesh_common::resource::ResourceMatch;
 use super::*;
 
 fn policy() -> Policy {
-    let pods =
-        ResourceMatch { api_groups: vec![String::new()], resources: vec!["pods".to_owned()] };
+    let pods = ResourceMatch { api_groups: vec![String::new()], resources: vec!["pods".to_owned()] };
     Policy {
         limits: vec![Limit {
             relate_resources: vec![pods],
@@ -30,19 +29,14 @@ fn refused(method: &str, target: &str) -> Refusal {
 
 fn lock_plan(method: &str, target: &str) -> (bool, bool, bool) {
     match decided(method, target) {
-        Decision::Rewrite(Plan { lock: Some(lock), .. }) => {
-            (lock.in_path, lock.in_fields, lock.in_body)
-        }
+        Decision::Rewrite(Plan { lock: Some(lock), .. }) => (lock.in_path, lock.in_fields, lock.in_body),
         other => panic!("{method} {target}: {other:?}"),
     }
 }
 
 #[test]
 fn collections_are_narrowed_in_every_spelling() {
-    let narrowed = Decision::Rewrite(Plan {
-        selector: Some(Selector::parse("a=1").unwrap()),
-        ..Plan::default()
-    });
+    let narrowed = Decision::Rewrite(Plan { selector: Some(Selector::parse("a=1").unwrap()), ..Plan::default() });
     for (method, target) in [
         ("GET", "/api/v1/pods"),
         ("HEAD", "/api/v1/pods"),
@@ -52,10 +46,7 @@ fn collections_are_narrowed_in_every_spelling() {
         ("GET", "/api/v1/watch/pods"),
         ("GET", "/api/v1/watch/namespaces/ns/pods/a"),
         ("GET", "/api/v1/pods?fieldSelector=metadata.name=a"),
-        (
-            "GET",
-            "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=",
-        ),
+        ("GET", "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion="),
         ("DELETE", "/api/v1/namespaces/ns/pods"),
         ("POST", "/api/v1/watch/pods"),
     ] {
@@ -141,12 +132,7 @@ fn a_version_from_before_the_change_is_expired() {
     assert_eq!(refused("GET", &format!("/api/v1/pods?limit=5&continue={token}")), expired);
     let unknown = Refusal::UnknownContinue { changed_at: 100 };
     assert_eq!(refused("GET", "/api/v1/pods?limit=5&continue=%21"), unknown);
-    for query in [
-        "watch=1&resourceVersion=100",
-        "watch=1&resourceVersion=0",
-        "watch=1",
-        "resourceVersion=99",
-    ] {
+    for query in ["watch=1&resourceVersion=100", "watch=1&resourceVersion=0", "watch=1", "resourceVersion=99"] {
         let target = format!("/api/v1/pods?{query}");
         assert!(matches!(decided("GET", &target), Decision::Rewrite(_)), "{query}");
     }
@@ -165,10 +151,7 @@ fn a_state_from_before_the_change_is_asked_for_anew() {
         ("resourceVersion=99", false),
         ("resourceVersion=99&limit=0", false),
         ("resourceVersion=99&limit=5&resourceVersionMatch=NotOlderThan", false),
-        (
-            "watch=1&sendInitialEvents=true&resourceVersion=99&resourceVersionMatch=NotOlderThan",
-            false,
-        ),
+        ("watch=1&sendInitialEvents=true&resourceVersion=99&resourceVersionMatch=NotOlderThan", false),
     ] {
         assert_eq!(newer(query), Some((100, all)), "{query}");
     }
@@ -234,11 +217,7 @@ fn every_request_that_can_touch_the_lock_is_renamed() {
             (false, false, false),
         ),
         ("GET", "/api/v1/namespaces/ops/endpoints/op".to_owned(), (true, false, false)),
-        (
-            "GET",
-            "/apis/coordination.k8s.io/v1/watch/namespaces/ops/leases/op".to_owned(),
-            (true, false, false),
-        ),
+        ("GET", "/apis/coordination.k8s.io/v1/watch/namespaces/ops/leases/op".to_owned(), (true, false, false)),
     ] {
         assert_eq!(lock_plan(method, &target), plan, "{method} {target}");
     }
@@ -253,15 +232,9 @@ fn no_request_reaches_another_shards_lock() {
         ("DELETE", format!("{leases}/op%2D--s2")),
         ("GET", format!("{leases}?fieldSelector=metadata.name=op---s2")),
         ("GET", format!("{leases}?fieldSelector=metadata.name!=op---s1")),
-        (
-            "GET",
-            "/apis/coordination.k8s.io/v1/leases?fieldSelector=metadata.name=op---s2".to_owned(),
-        ),
+        ("GET", "/apis/coordination.k8s.io/v1/leases?fieldSelector=metadata.name=op---s2".to_owned()),
     ] {
-        assert!(
-            matches!(refused(method, &target), Refusal::ReservedName { .. }),
-            "{method} {target}"
-        );
+        assert!(matches!(refused(method, &target), Refusal::ReservedName { .. }), "{method} {target}");
     }
     assert_eq!(refused("DELETE", leases), Refusal::LockCollection);
     let across = "/api/v1/configmaps?fieldSelector=metadata.name=op";

@@ -66,9 +66,7 @@ impl FieldSelector {
 
     /// The name that the objects must have, where it is one that a path could hold.
     pub fn required_name(&self) -> Option<String> {
-        self.required(NAME)
-            .filter(|name| !matches!(*name, "." | "..") && !name.contains(['/', '%']))
-            .map(str::to_owned)
+        self.required(NAME).filter(|name| !matches!(*name, "." | "..") && !name.contains(['/', '%'])).map(str::to_owned)
     }
 }
 
@@ -107,10 +105,9 @@ fn unescape(value: &[u8]) -> Result<String, FieldSelectorError> {
     let mut characters = value.chars();
     while let Some(character) = characters.next() {
         plain.push(match character {
-            '\\' => characters
-                .next()
-                .filter(|next| matches!(next, '\\' | ',' | '='))
-                .ok_or(FieldSelectorError::Escape)?,
+            '\\' => {
+                characters.next().filter(|next| matches!(next, '\\' | ',' | '=')).ok_or(FieldSelectorError::Escape)?
+            }
             '=' | ',' => return Err(FieldSelectorError::Unescaped),
             other => other,
         });

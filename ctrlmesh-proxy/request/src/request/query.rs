@@ -69,10 +69,7 @@ impl<'a> Query<'a> {
     /// The first value of `key`, which is the one that counts.
     pub fn first(self, key: &str) -> Option<Cow<'a, [u8]>> {
         let decoded = self.pairs().filter_map(|pair| pair.decoded);
-        decoded
-            .into_iter()
-            .find(|(name, _)| name.as_ref() == key.as_bytes())
-            .map(|(_, value)| value)
+        decoded.into_iter().find(|(name, _)| name.as_ref() == key.as_bytes()).map(|(_, value)| value)
     }
 
     pub fn text(self, key: &str) -> Option<Cow<'a, str>> {
@@ -90,9 +87,7 @@ impl<'a> Query<'a> {
             return ListOptions::default();
         }
         let Some(fields) = self.converted() else {
-            let watch = self
-                .text("watch")
-                .is_some_and(|value| !matches!(&*value.to_lowercase(), "false" | "0"));
+            let watch = self.text("watch").is_some_and(|value| !matches!(&*value.to_lowercase(), "false" | "0"));
             return ListOptions { watch, name: None };
         };
         ListOptions { watch: self.is_set("watch"), name: fields.required_name() }
@@ -113,11 +108,8 @@ impl<'a> Pair<'a> {
     fn new(raw: &'a [u8], too_long: bool) -> Self {
         let (key, raw_value) = url::cut(raw, b'=');
         let dropped = too_long || raw.is_empty() || raw.contains(&b';');
-        let decoded = if dropped {
-            None
-        } else {
-            url::unescape(key, b' ').ok().zip(url::unescape(raw_value, b' ').ok())
-        };
+        let decoded =
+            if dropped { None } else { url::unescape(key, b' ').ok().zip(url::unescape(raw_value, b' ').ok()) };
         Self { raw, raw_value, decoded }
     }
 
@@ -129,8 +121,6 @@ impl<'a> Pair<'a> {
 
 /// Go's `strings.EqualFold(value, "false")`: the long s folds to s.
 fn folds_to_false(value: &str) -> bool {
-    let folded = value
-        .chars()
-        .map(|character| if character == 'ſ' { 's' } else { character.to_ascii_lowercase() });
+    let folded = value.chars().map(|character| if character == 'ſ' { 's' } else { character.to_ascii_lowercase() });
     folded.eq("false".chars())
 }

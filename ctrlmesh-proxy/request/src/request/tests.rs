@@ -7,14 +7,7 @@ fn info<'a>(method: &'a str, target: &'a str) -> RequestInfo<'a> {
 /// Verb, group, namespace, resource, name and subresource, as one line.
 fn asked(method: &str, target: &str) -> String {
     let info = info(method, target);
-    let parts = [
-        info.verb(),
-        info.api_group(),
-        info.namespace(),
-        info.resource(),
-        info.name(),
-        info.subresource(),
-    ];
+    let parts = [info.verb(), info.api_group(), info.namespace(), info.resource(), info.name(), info.subresource()];
     parts.join(" ")
 }
 
@@ -25,11 +18,7 @@ fn resources_are_found_in_every_shape_of_path() {
         ("GET", "/api/v1/namespaces/ns/pods/a", "get  ns pods a "),
         ("PATCH", "/api/v1/namespaces/ns/pods/a/status", "patch  ns pods a status"),
         ("GET", "/apis/apps/v1/deployments", "list apps  deployments  "),
-        (
-            "DELETE",
-            "/apis/apps/v1/namespaces/ns/deployments",
-            "deletecollection apps ns deployments  ",
-        ),
+        ("DELETE", "/apis/apps/v1/namespaces/ns/deployments", "deletecollection apps ns deployments  "),
         ("GET", "/api/v1/namespaces/ns", "get  ns namespaces ns "),
         ("PUT", "/api/v1/namespaces/ns/finalize", "update  ns namespaces ns finalize"),
         ("GET", "/api/v1/watch/namespaces/ns/pods", "watch  ns pods  "),
@@ -44,9 +33,7 @@ fn resources_are_found_in_every_shape_of_path() {
 
 #[test]
 fn other_paths_are_no_resources() {
-    for target in
-        ["/", "/healthz", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/version?watch", "*"]
-    {
+    for target in ["/", "/healthz", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/version?watch", "*"] {
         assert!(!info("GET", target).is_resource_request(), "{target}");
     }
 }
@@ -112,8 +99,5 @@ fn what_the_server_refuses_is_refused() {
 #[test]
 fn a_plain_target_is_not_copied() {
     let info = info("GET", "/api/v1/namespaces/ns/pods?labelSelector=a");
-    assert!(
-        matches!(info.path, Cow::Borrowed(_))
-            && matches!(info.label_selector, Some(Cow::Borrowed(_)))
-    );
+    assert!(matches!(info.path, Cow::Borrowed(_)) && matches!(info.label_selector, Some(Cow::Borrowed(_))));
 }

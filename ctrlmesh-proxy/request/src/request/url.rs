@@ -48,8 +48,7 @@ pub(super) fn split<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, T
     if target == b"*" && !authority_only {
         return Ok(Target { raw_path: target, raw_query: b"", origin_form: false });
     }
-    let (scheme, rest): (&[u8], &[u8]) =
-        if authority_only { (b"http", target) } else { scheme(target)? };
+    let (scheme, rest): (&[u8], &[u8]) = if authority_only { (b"http", target) } else { scheme(target)? };
     let (rest, raw_query) = cut(rest, b'?');
     if authority_only {
         return Ok(Target { raw_path: authority(b"http", rest)?, raw_query, origin_form: false });
@@ -94,9 +93,7 @@ pub(super) fn text(bytes: Cow<'_, [u8]>) -> Cow<'_, str> {
             Ok(text) => Cow::Borrowed(text),
             Err(_) => Cow::Owned(replaced(bytes)),
         },
-        Cow::Owned(bytes) => {
-            Cow::Owned(String::from_utf8(bytes).unwrap_or_else(|error| replaced(error.as_bytes())))
-        }
+        Cow::Owned(bytes) => Cow::Owned(String::from_utf8(bytes).unwrap_or_else(|error| replaced(error.as_bytes()))),
     }
 }
 
@@ -118,15 +115,13 @@ fn replaced(bytes: &[u8]) -> String {
 }
 
 fn hex(text: &[u8]) -> Option<(u8, &[u8])> {
-    let digit =
-        |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let (high, low) = (digit(text.first()?)?, digit(text.get(1)?)?);
     Some((high << 4 | low, &text[2..]))
 }
 
 fn is_token(text: &[u8]) -> bool {
-    !text.is_empty()
-        && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
+    !text.is_empty() && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
 /// The scheme (empty where there is none) and what is behind it.
@@ -177,11 +172,7 @@ fn check_host(scheme: &[u8], host: &[u8]) -> Result<(), TargetError> {
     }
     let strict = scheme.eq_ignore_ascii_case(b"http") || scheme.eq_ignore_ascii_case(b"https");
     let mut colons = host.iter();
-    let colon = if strict {
-        colons.position(|byte| *byte == b':')
-    } else {
-        colons.rposition(|byte| *byte == b':')
-    };
+    let colon = if strict { colons.position(|byte| *byte == b':') } else { colons.rposition(|byte| *byte == b':') };
     if colon.is_some_and(|at| !is_port(&host[at..])) {
         return Err(TargetError::Authority);
     }

@@ -85,9 +85,7 @@ impl Encoding {
             | "application/merge-patch+json"
             | "application/strategic-merge-patch+json" => Some(Self::Json),
             "application/vnd.kubernetes.protobuf" => Some(Self::Protobuf),
-            "application/cbor" | "application/cbor-seq" | "application/apply-patch+cbor" => {
-                Some(Self::Cbor)
-            }
+            "application/cbor" | "application/cbor-seq" | "application/apply-patch+cbor" => Some(Self::Cbor),
             _ => None,
         }
     }
@@ -149,11 +147,7 @@ impl<'b> Document<'b> {
     }
 
     /// A field of a map or message.
-    pub(super) fn field(
-        self,
-        node: &Node,
-        name: &'static str,
-    ) -> Result<Option<Node>, DocumentError> {
+    pub(super) fn field(self, node: &Node, name: &'static str) -> Result<Option<Node>, DocumentError> {
         match self.encoding {
             Encoding::Json => self.nodes(json::fields(self.body, node.at.clone(), name), name),
             Encoding::Cbor => self.nodes(cbor::fields(self.body, node.at.clone(), name), name),
@@ -168,11 +162,7 @@ impl<'b> Document<'b> {
     }
 
     /// The text in a field; `None` where there is none, or it is no text.
-    pub(super) fn text_of(
-        self,
-        node: &Node,
-        name: &'static str,
-    ) -> Result<Option<Cow<'b, str>>, DocumentError> {
+    pub(super) fn text_of(self, node: &Node, name: &'static str) -> Result<Option<Cow<'b, str>>, DocumentError> {
         Ok(self.field(node, name)?.and_then(|field| self.text(&field)))
     }
 
@@ -195,10 +185,7 @@ impl<'b> Document<'b> {
             Encoding::Protobuf => Some(Vec::new()),
         };
         let found = found.ok_or(self.encoding.malformed())?;
-        Ok(found
-            .into_iter()
-            .map(|at| Node { whole: at.clone(), at, shape: Shape::Object })
-            .collect())
+        Ok(found.into_iter().map(|at| Node { whole: at.clone(), at, shape: Shape::Object }).collect())
     }
 
     /// The text of a node; `None` where it is no text.
@@ -225,9 +212,7 @@ impl<'b> Document<'b> {
         let removals = |range: Range<usize>| Edit { at: range, with: Vec::new() };
         let gone = items.iter().zip(removed).filter(|(_, removed)| **removed);
         match self.encoding {
-            Encoding::Json | Encoding::Cbor => {
-                json::removals(items, removed).into_iter().map(removals).collect()
-            }
+            Encoding::Json | Encoding::Cbor => json::removals(items, removed).into_iter().map(removals).collect(),
             Encoding::Protobuf => gone.map(|(item, _)| removals(item.whole.clone())).collect(),
         }
     }
@@ -269,14 +254,8 @@ impl<'b> Document<'b> {
         Ok(raw.map_or(Node { at: 0..0, whole: 0..0, shape }, |raw| Node { shape, ..raw }))
     }
 
-    fn protobuf_fields(
-        self,
-        node: &Node,
-        number: u32,
-        shape: Shape,
-    ) -> Result<Vec<Node>, DocumentError> {
-        let fields =
-            protobuf::fields(self.body, node.at.clone()).ok_or(self.encoding.malformed())?;
+    fn protobuf_fields(self, node: &Node, number: u32, shape: Shape) -> Result<Vec<Node>, DocumentError> {
+        let fields = protobuf::fields(self.body, node.at.clone()).ok_or(self.encoding.malformed())?;
         let fields = fields.into_iter().filter(|field| field.number == number);
         fields
             .map(|field| {
@@ -291,19 +270,9 @@ impl<'b> Document<'b> {
         Ok(Node { whole: at.clone(), at, shape })
     }
 
-    fn nodes(
-        self,
-        found: Option<Vec<Range<usize>>>,
-        name: &'static str,
-    ) -> Result<Option<Node>, DocumentError> {
+    fn nodes(self, found: Option<Vec<Range<usize>>>, name: &'static str) -> Result<Option<Node>, DocumentError> {
         let found = found.ok_or(self.encoding.malformed())?;
-        one(
-            found
-                .into_iter()
-                .map(|at| Node { whole: at.clone(), at, shape: Shape::Object })
-                .collect(),
-            name,
-        )
+        one(found.into_iter().map(|at| Node { whole: at.clone(), at, shape: Shape::Object }).collect(), name)
     }
 }
 
@@ -313,13 +282,10 @@ impl<'b> Document<'b> {
 pub fn editable_accept(accept: &str) -> Option<String> {
     let editable: Vec<String> = accept
         .split(',')
-        .filter(|range| {
-            !matches!(media_type(range).as_str(), "application/cbor" | "application/cbor-seq")
-        })
+        .filter(|range| !matches!(media_type(range).as_str(), "application/cbor" | "application/cbor-seq"))
         .map(|range| range.replace("application/yaml", "application/json"))
         .collect();
-    let editable =
-        if editable.is_empty() { "application/json".to_owned() } else { editable.join(",") };
+    let editable = if editable.is_empty() { "application/json".to_owned() } else { editable.join(",") };
     (editable.trim_start() != accept).then(|| editable.trim_start().to_owned())
 }
 
@@ -335,17 +301,9 @@ pub(super) fn is_list(type_meta: &[u8]) -> bool {
 }
 
 /// A JSON or CBOR map with `apiVersion` and kind added.
-pub(super) fn with_type_meta(
-    map: &[u8],
-    encoding: Encoding,
-    api_version: &str,
-    kind: &str,
-) -> Vec<u8> {
+pub(super) fn with_type_meta(map: &[u8], encoding: Encoding, api_version: &str, kind: &str) -> Vec<u8> {
     if encoding == Encoding::Cbor {
-        return cbor::with_pairs(
-            map,
-            &[("kind", cbor_text(kind)), ("apiVersion", cbor_text(api_version))],
-        );
+        return cbor::with_pairs(map, &[("kind", cbor_text(kind)), ("apiVersion", cbor_text(api_version))]);
     }
     let compact = compacted(map);
     let rest = compact.strip_prefix(b"{").unwrap_or(&compact);

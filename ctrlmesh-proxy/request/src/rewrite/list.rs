@@ -4,8 +4,8 @@
 //! types do not name their kind, so the list's kind is added.
 
 use super::document::{
-    Document, DocumentError, Encoding, Node, cbor_map, cbor_text, compacted, envelope, framed,
-    protobuf_field, with_type_meta,
+    Document, DocumentError, Encoding, Node, cbor_map, cbor_text, compacted, envelope, framed, protobuf_field,
+    with_type_meta,
 };
 use super::status::{self, Status};
 
@@ -64,15 +64,13 @@ pub fn events(body: &[u8], encoding: Encoding, change: Change) -> Result<ListEve
     let mut own_kind = None;
     for item in &items {
         let own = if encoding == Encoding::Protobuf { None } else { kind_of(document, item)? };
-        let missing =
-            if own.is_some() { None } else { Some(item_kind.as_ref().ok_or(ListError::NoKind)?) };
+        let missing = if own.is_some() { None } else { Some(item_kind.as_ref().ok_or(ListError::NoKind)?) };
         let object = object(document, item, missing);
         frames.extend(event(encoding, change.event(), &object));
         own_kind = own.or(own_kind);
     }
     let metadata = document.field(&root, "metadata")?.ok_or(ListError::NoVersion)?;
-    let version =
-        document.text_of(&metadata, "resourceVersion")?.and_then(|version| version.parse().ok());
+    let version = document.text_of(&metadata, "resourceVersion")?.and_then(|version| version.parse().ok());
     let next = document.text_of(&metadata, "continue")?.filter(|token| !token.is_empty());
     Ok(ListEvents {
         frames,
@@ -130,12 +128,9 @@ impl Change {
 /// A framed event.
 fn event(encoding: Encoding, kind: &str, object: &[u8]) -> Vec<u8> {
     let frame = match encoding {
-        Encoding::Json => {
-            [b"{\"type\":\"", kind.as_bytes(), b"\",\"object\":", object, b"}"].concat()
-        }
+        Encoding::Json => [b"{\"type\":\"", kind.as_bytes(), b"\",\"object\":", object, b"}"].concat(),
         Encoding::Protobuf => {
-            [protobuf_field(1, kind.as_bytes()), protobuf_field(2, &protobuf_field(1, object))]
-                .concat()
+            [protobuf_field(1, kind.as_bytes()), protobuf_field(2, &protobuf_field(1, object))].concat()
         }
         Encoding::Cbor => cbor_map(&[("type", cbor_text(kind)), ("object", object.to_vec())]),
     };
@@ -152,9 +147,7 @@ fn object(document: Document<'_>, item: &Node, missing: Option<&Kind>) -> Vec<u8
     };
     match document.encoding {
         Encoding::Protobuf => envelope(api_version, kind, bytes),
-        Encoding::Json | Encoding::Cbor => {
-            with_type_meta(bytes, document.encoding, api_version, kind)
-        }
+        Encoding::Json | Encoding::Cbor => with_type_meta(bytes, document.encoding, api_version, kind),
     }
 }
 
@@ -167,10 +160,9 @@ fn kind_of(document: Document<'_>, node: &Node) -> Result<Option<Kind>, Document
     let Some(holder) = holder else { return Ok(None) };
     let kind = document.text_of(&holder, "kind")?;
     let api_version = document.text_of(&holder, "apiVersion")?;
-    Ok(kind.zip(api_version).map(|(kind, api_version)| Kind {
-        api_version: api_version.into_owned(),
-        kind: kind.into_owned(),
-    }))
+    Ok(kind
+        .zip(api_version)
+        .map(|(kind, api_version)| Kind { api_version: api_version.into_owned(), kind: kind.into_owned() }))
 }
 
 #[cfg(test)]

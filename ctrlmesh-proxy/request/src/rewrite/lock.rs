@@ -38,11 +38,7 @@ struct Renaming<'b, 'r> {
 ///
 /// # Errors
 /// Where the body is too large or malformed, or names another shard's lock.
-pub fn request<'b>(
-    body: &'b [u8],
-    encoding: Encoding,
-    rename: &Rename,
-) -> Result<Cow<'b, [u8]>, LockError> {
+pub fn request<'b>(body: &'b [u8], encoding: Encoding, rename: &Rename) -> Result<Cow<'b, [u8]>, LockError> {
     let mut renaming = Renaming::of(body, encoding, rename)?;
     if body.is_empty() {
         return Ok(Cow::Borrowed(body));
@@ -63,11 +59,7 @@ pub fn request<'b>(
 ///
 /// # Errors
 /// Where the body is too large or malformed.
-pub fn response<'b>(
-    body: &'b [u8],
-    encoding: Encoding,
-    rename: &Rename,
-) -> Result<Cow<'b, [u8]>, LockError> {
+pub fn response<'b>(body: &'b [u8], encoding: Encoding, rename: &Rename) -> Result<Cow<'b, [u8]>, LockError> {
     let mut renaming = Renaming::of(body, encoding, rename)?;
     if body.is_empty() {
         return Ok(Cow::Borrowed(body));
@@ -81,11 +73,7 @@ pub fn response<'b>(
 ///
 /// # Errors
 /// Where the frame is too large or malformed.
-pub fn frame<'b>(
-    frame: &'b [u8],
-    encoding: Encoding,
-    rename: &Rename,
-) -> Result<Option<Cow<'b, [u8]>>, LockError> {
+pub fn frame<'b>(frame: &'b [u8], encoding: Encoding, rename: &Rename) -> Result<Option<Cow<'b, [u8]>>, LockError> {
     let mut renaming = Renaming::of(frame, encoding, rename)?;
     let document = renaming.document;
     let event = document.event()?;
@@ -94,9 +82,7 @@ pub fn frame<'b>(
         let hidden = if rows.is_empty() {
             renaming.is_hidden(&object)?
         } else {
-            rows.iter().try_fold(true, |all, row| {
-                Ok::<_, DocumentError>(all && renaming.is_hidden_row(row)?)
-            })?
+            rows.iter().try_fold(true, |all, row| Ok::<_, DocumentError>(all && renaming.is_hidden_row(row)?))?
         };
         if hidden {
             return Ok(None);
@@ -226,8 +212,7 @@ impl<'b, 'r> Renaming<'b, 'r> {
         items: &[Node],
         is_hidden: impl Fn(&Self, &Node) -> Result<bool, DocumentError>,
     ) -> Result<(), DocumentError> {
-        let hidden =
-            items.iter().map(|item| is_hidden(self, item)).collect::<Result<Vec<_>, _>>()?;
+        let hidden = items.iter().map(|item| is_hidden(self, item)).collect::<Result<Vec<_>, _>>()?;
         if hidden.contains(&true) {
             self.edits.extend(self.document.remove(items, &hidden));
         }

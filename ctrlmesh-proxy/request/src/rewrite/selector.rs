@@ -22,8 +22,7 @@ const HEX: &[u8; 16] = b"0123456789ABCDEF";
 pub fn narrowed(query: &[u8], policy: &Selector) -> Vec<u8> {
     let query = Query::new(query);
     let client = query.pairs().find(|pair| pair.is(LABEL_SELECTOR));
-    let mut narrowed =
-        format!("{LABEL_SELECTOR}={}", escaped(policy.to_string().as_bytes())).into_bytes();
+    let mut narrowed = format!("{LABEL_SELECTOR}={}", escaped(policy.to_string().as_bytes())).into_bytes();
     if let Some(client) = client.filter(|pair| !asks_for_everything(pair)) {
         narrowed.extend(b"%2C");
         narrowed.extend(client.raw_value);
@@ -39,8 +38,7 @@ pub fn narrowed(query: &[u8], policy: &Selector) -> Vec<u8> {
 /// The query that asks for a state from this version on.
 pub(super) fn not_older_than(query: &[u8], than: NotOlderThan) -> Vec<u8> {
     let version = than.version;
-    let mut newer =
-        format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan").into_bytes();
+    let mut newer = format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan").into_bytes();
     let replaced = |pair: &Pair<'_>| {
         let version = ["resourceVersion", "resourceVersionMatch"].iter().any(|key| pair.is(key));
         version || than.all && pair.is("limit")
@@ -56,9 +54,8 @@ pub(super) fn not_older_than(query: &[u8], than: NotOlderThan) -> Vec<u8> {
 pub(super) fn renamed_path(request: &RequestInfo<'_>, name: &str) -> Vec<u8> {
     let at = request.path()[..request.name_range().start].matches('/').count();
     let segments = request.raw_path().split(|byte| *byte == b'/').enumerate();
-    let renamed: Vec<&[u8]> = segments
-        .map(|(number, segment)| if number == at { name.as_bytes() } else { segment })
-        .collect();
+    let renamed: Vec<&[u8]> =
+        segments.map(|(number, segment)| if number == at { name.as_bytes() } else { segment }).collect();
     renamed.join(&b'/')
 }
 

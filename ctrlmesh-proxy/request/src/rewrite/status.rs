@@ -80,9 +80,7 @@ fn number(field: u8, mut number: u32) -> Vec<u8> {
 }
 
 fn accepted(accept: &str) -> Encoding {
-    let types = accept
-        .split(',')
-        .map(|one| one.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
+    let types = accept.split(',').map(|one| one.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
     for media_type in types {
         match media_type.as_str() {
             "application/vnd.kubernetes.protobuf" => return Encoding::Protobuf,
@@ -96,9 +94,9 @@ fn accepted(accept: &str) -> Encoding {
 impl From<&Refusal> for Status {
     fn from(refusal: &Refusal) -> Self {
         let (code, reason) = match refusal {
-            Refusal::AmbiguousPath { .. }
-            | Refusal::AmbiguousQuery
-            | Refusal::LockAcrossNamespaces => (400, "BadRequest"),
+            Refusal::AmbiguousPath { .. } | Refusal::AmbiguousQuery | Refusal::LockAcrossNamespaces => {
+                (400, "BadRequest")
+            }
             Refusal::Method => (405, "MethodNotAllowed"),
             Refusal::Expired { .. } | Refusal::UnknownContinue { .. } => (410, "Expired"),
             Refusal::ReservedName { .. } | Refusal::LockCollection => (403, "Forbidden"),
@@ -124,12 +122,7 @@ mod tests {
     use crate::rewrite::document::Document;
 
     fn refusal() -> Status {
-        Status {
-            code: 410,
-            reason: "Expired",
-            message: "too \"old\"".to_owned(),
-            retry_after: Some(300),
-        }
+        Status { code: 410, reason: "Expired", message: "too \"old\"".to_owned(), retry_after: Some(300) }
     }
 
     #[test]
@@ -167,8 +160,7 @@ mod tests {
     fn a_protobuf_status_is_laid_out_as_the_servers_own() {
         let recorded = include_bytes!("../../tests/recorded/lease-exists.protobuf");
         let message = "leases.coordination.k8s.io \"op---s1\" already exists".to_owned();
-        let ours =
-            protobuf(&Status { code: 409, reason: "AlreadyExists", message, retry_after: None });
+        let ours = protobuf(&Status { code: 409, reason: "AlreadyExists", message, retry_after: None });
         // The server's own has ListMeta with empty texts where ours is empty, and details.
         let read = |body: &[u8]| {
             let document = Document { body, encoding: Encoding::Protobuf };

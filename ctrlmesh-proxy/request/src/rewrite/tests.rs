@@ -56,19 +56,14 @@ fn rows_in_which_a_lock_is_looked_for_hold_their_objects() {
         ("?watch=1&x=%zz&include%4fbject=%4eone&includeObject=Object&y", "?watch=1&x=%zz&y"),
         ("?includeObject=Object&includeObject=None", "?includeObject=Object&includeObject=None"),
         ("?includeObject=none", "?includeObject=none"),
-        (
-            "?fieldSelector=metadata.name%3Dop&includeObject=None",
-            "?fieldSelector=metadata.name%3Dop---s1",
-        ),
+        ("?fieldSelector=metadata.name%3Dop&includeObject=None", "?fieldSelector=metadata.name%3Dop---s1"),
         ("/op?includeObject=None&pretty=1", "/op---s1?pretty=1"),
     ] {
         let asked = format!("{maps}{asked}");
         let (asked, wanted) = (sent(&locked(), "GET", &asked), format!("{maps}{wanted}"));
         assert_eq!(asked.replace("%3D", "="), wanted.replace("%3D", "="));
     }
-    for others in
-        ["/api/v1/pods?includeObject=None", "/api/v1/namespaces/x/configmaps?includeObject=None"]
-    {
+    for others in ["/api/v1/pods?includeObject=None", "/api/v1/namespaces/x/configmaps?includeObject=None"] {
         assert_eq!(sent(&locked(), "GET", others), others);
     }
 }
@@ -78,31 +73,18 @@ fn the_policy_stands_before_what_the_client_asks() {
     for (asked, wanted) in [
         ("", "labelSelector=a%20in%20%281%2C2%29"),
         ("limit=5&x=%zz&y;z", "labelSelector=a%20in%20%281%2C2%29&limit=5&x=%zz&y;z"),
-        (
-            "limit=5&labelSelector=team%3Db&watch",
-            "labelSelector=a%20in%20%281%2C2%29%2Cteam%3Db&limit=5&watch",
-        ),
+        ("limit=5&labelSelector=team%3Db&watch", "labelSelector=a%20in%20%281%2C2%29%2Cteam%3Db&limit=5&watch"),
         ("labelSelector=b+in+(c)", "labelSelector=a%20in%20%281%2C2%29%2Cb+in+(c)"),
         ("labelSelector=&x", "labelSelector=a%20in%20%281%2C2%29&x"),
         ("labelSelector=+%09", "labelSelector=a%20in%20%281%2C2%29"),
         ("labelSelector=%00b", "labelSelector=a%20in%20%281%2C2%29"),
-        (
-            "labelSelector=b&labelSelector=c&label%53elector=d",
-            "labelSelector=a%20in%20%281%2C2%29%2Cb",
-        ),
-        (
-            "labelSelector=b;labelSelector=c",
-            "labelSelector=a%20in%20%281%2C2%29&labelSelector=b;labelSelector=c",
-        ),
+        ("labelSelector=b&labelSelector=c&label%53elector=d", "labelSelector=a%20in%20%281%2C2%29%2Cb"),
+        ("labelSelector=b;labelSelector=c", "labelSelector=a%20in%20%281%2C2%29&labelSelector=b;labelSelector=c"),
         ("labelSelector=%zz", "labelSelector=a%20in%20%281%2C2%29&labelSelector=%zz"),
         ("labelselector=b", "labelSelector=a%20in%20%281%2C2%29&labelselector=b"),
     ] {
         let asked = format!("/api/v1/pods?{asked}");
-        assert_eq!(
-            sent(&limited("a in (1,2)"), "GET", &asked),
-            format!("/api/v1/pods?{wanted}"),
-            "{asked}"
-        );
+        assert_eq!(sent(&limited("a in (1,2)"), "GET", &asked), format!("/api/v1/pods?{wanted}"), "{asked}");
     }
 }
 
@@ -146,8 +128,8 @@ fn a_namespace_that_is_called_like_the_lock_is_not_renamed() {
 /// Text that may or may not be a selector, made of what selectors are made of.
 fn client_text() -> impl Strategy<Value = String> {
     let pieces = [
-        "a", "b", "c", "in", "notin", "1", "2", "=", "==", "!=", "!", "(", ")", ",", " ", "\t",
-        "\0", ">", "<", "é", "&", ";", "%", "+", "#",
+        "a", "b", "c", "in", "notin", "1", "2", "=", "==", "!=", "!", "(", ")", ",", " ", "\t", "\0", ">", "<", "é",
+        "&", ";", "%", "+", "#",
     ];
     prop_oneof![
         2 => prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..10).prop_map(|pieces| pieces.concat()),
@@ -157,17 +139,7 @@ fn client_text() -> impl Strategy<Value = String> {
 
 fn requirement() -> impl Strategy<Value = String> {
     let key = prop::sample::select(vec!["a", "b", "x.io/c"]);
-    let shape = prop::sample::select(vec![
-        "=1",
-        "!=1",
-        " in (1,2)",
-        " notin (2,)",
-        "",
-        ">1",
-        "<2",
-        "==",
-        " in (2)",
-    ]);
+    let shape = prop::sample::select(vec!["=1", "!=1", " in (1,2)", " notin (2,)", "", ">1", "<2", "==", " in (2)"]);
     (key, shape, any::<bool>())
         .prop_map(|(key, shape, not)| if not { format!("!{key}") } else { format!("{key}{shape}") })
 }
@@ -197,10 +169,7 @@ fn every_object() -> Vec<BTreeMap<String, String>> {
             for c in values {
                 let labels = [("a", a), ("b", b), ("x.io/c", c)];
                 objects.push(
-                    labels
-                        .into_iter()
-                        .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
-                        .collect(),
+                    labels.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned()))).collect(),
                 );
             }
         }

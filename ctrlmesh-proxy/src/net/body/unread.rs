@@ -48,11 +48,7 @@ impl UnreadBytes {
     }
 
     /// Counts `bytes` `times` over, for copies elsewhere.
-    pub fn count_bytes(
-        self: &Rc<Self>,
-        bytes: Bytes,
-        times: usize,
-    ) -> Result<CountedBytes, BudgetExceeded> {
+    pub fn count_bytes(self: &Rc<Self>, bytes: Bytes, times: usize) -> Result<CountedBytes, BudgetExceeded> {
         let counted = if bytes.is_empty() { 0 } else { bytes.len() * times + OVERHEAD_BYTES };
         self.set(self.bytes.get() + counted)?;
         Ok(CountedBytes { bytes, counted, unread: self.clone() })

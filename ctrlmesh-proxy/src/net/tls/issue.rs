@@ -10,8 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_runtime::sync::{read, write};
 use rcgen::{
-    CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
-    string::Ia5String,
+    CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType, string::Ia5String,
 };
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -90,25 +89,16 @@ impl Source {
 
     fn make(&self, [cert, key]: &[Vec<u8>; 2], now: SystemTime) -> Result<CertifiedKey, TlsError> {
         match self {
-            Source::Files { .. } => {
-                self.certified(chain(self.paths()[0], cert)?, private_key(self.paths()[1], key)?)
-            }
+            Source::Files { .. } => self.certified(chain(self.paths()[0], cert)?, private_key(self.paths()[1], key)?),
             Source::MeshCa { names, .. } => self.issue(cert, key, names, now),
         }
     }
 
-    fn issue(
-        &self,
-        cert: &[u8],
-        key: &[u8],
-        names: &[String],
-        now: SystemTime,
-    ) -> Result<CertifiedKey, TlsError> {
+    fn issue(&self, cert: &[u8], key: &[u8], names: &[String], now: SystemTime) -> Result<CertifiedKey, TlsError> {
         let failed = |source| TlsError::Issue { path: self.paths()[0].to_owned(), source };
         let ca = chain(self.paths()[0], cert)?;
         let ca_key = private_key(self.paths()[1], key)?;
-        let issuer = Issuer::from_ca_cert_der(&ca[0], KeyPair::try_from(&ca_key).map_err(failed)?)
-            .map_err(failed)?;
+        let issuer = Issuer::from_ca_cert_der(&ca[0], KeyPair::try_from(&ca_key).map_err(failed)?).map_err(failed)?;
         let leaf_key = KeyPair::generate().map_err(failed)?;
         let leaf = leaf(names, now)?.signed_by(&leaf_key, &issuer).map_err(failed)?;
         let mut chain = vec![leaf.der().clone()];
@@ -209,9 +199,7 @@ fn san(name: &str) -> Result<SanType, TlsError> {
     if let Ok(address) = name.parse::<IpAddr>() {
         return Ok(SanType::IpAddress(address));
     }
-    Ia5String::try_from(name)
-        .map(SanType::DnsName)
-        .map_err(|_unfit| TlsError::Name { name: name.to_owned() })
+    Ia5String::try_from(name).map(SanType::DnsName).map_err(|_unfit| TlsError::Name { name: name.to_owned() })
 }
 
 fn chain(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -225,8 +213,7 @@ fn chain(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsErr
 }
 
 fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_slice(pem)
-        .map_err(|source| TlsError::Pem { path: path.to_owned(), source })
+    PrivateKeyDer::from_pem_slice(pem).map_err(|source| TlsError::Pem { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -203,11 +203,7 @@ where
     C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
     S: SideData + 'static,
 {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = out.filled().len();
         loop {
@@ -235,11 +231,7 @@ where
     C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
     S: SideData + 'static,
 {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.get_mut().write_with(cx, |writer| writer.write(bytes))
     }
 

@@ -49,10 +49,7 @@ impl Trust {
     }
 
     /// `identity` is the client certificate that the proxy presents.
-    pub fn load_for(
-        path: &Path,
-        identity: Option<Arc<dyn ResolvesClientCert>>,
-    ) -> Result<Self, TlsError> {
+    pub fn load_for(path: &Path, identity: Option<Arc<dyn ResolvesClientCert>>) -> Result<Self, TlsError> {
         let pem = tls::read(path)?;
         let client = client(path, &pem, identity.clone())?;
         let current = RwLock::new(Current { client, made_from: pem });
@@ -90,24 +87,16 @@ impl Trust {
                 info!("upstream certificate authorities replaced");
             }
             Ok(None) => {}
-            Err(error) => warn!(
-                error = &error as &dyn std::error::Error,
-                "upstream certificate authorities kept"
-            ),
+            Err(error) => warn!(error = &error as &dyn std::error::Error, "upstream certificate authorities kept"),
         }
     }
 }
 
-fn client(
-    path: &Path,
-    pem: &[u8],
-    identity: Option<Arc<dyn ResolvesClientCert>>,
-) -> Result<Client, TlsError> {
+fn client(path: &Path, pem: &[u8], identity: Option<Arc<dyn ResolvesClientCert>>) -> Result<Client, TlsError> {
     let refused = |source| TlsError::Refused { path: path.to_owned(), source };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate =
-            certificate.map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
+        let certificate = certificate.map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
         roots.add(certificate).map_err(refused)?;
     }
     if roots.is_empty() {

@@ -95,9 +95,12 @@ impl Reads {
 
     /// The known versions of resources without readers. A reader may read newer objects.
     pub(super) fn known(&self) -> Vec<ReadVersion> {
-        let known = self.extent().read.clone().into_iter().filter_map(|((group, resource), it)| {
-            it.map(|version| ReadVersion { group, resource, version })
-        });
+        let known = self
+            .extent()
+            .read
+            .clone()
+            .into_iter()
+            .filter_map(|((group, resource), it)| it.map(|version| ReadVersion { group, resource, version }));
         let mut known: Vec<ReadVersion> = known.collect();
         known.retain(|known| !self.is_read(&known.group, &known.resource));
         known.sort();

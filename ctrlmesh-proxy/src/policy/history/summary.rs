@@ -65,9 +65,7 @@ impl ForgottenPolicies {
         if next.mode != first.mode {
             self.changed = None;
         }
-        let not_in = |others: &Policy, limit: &Limit| {
-            !others.limits.iter().any(|other| other.means_the_same(limit))
-        };
+        let not_in = |others: &Policy, limit: &Limit| !others.limits.iter().any(|other| other.means_the_same(limit));
         for limit in next.limits.iter().filter(|limit| not_in(&first, limit)) {
             self.change(limit);
         }
@@ -90,16 +88,10 @@ impl ForgottenPolicies {
 
     /// Whether a client may have read a resource up to `version` under one of them that limited it in another way than
     /// `now` does.
-    pub(super) fn is_suspect(
-        &mut self,
-        now: &Policy,
-        (group, resource): (&str, &str),
-        version: u64,
-    ) -> bool {
+    pub(super) fn is_suspect(&mut self, now: &Policy, (group, resource): (&str, &str), version: u64) -> bool {
         self.merge_unread();
-        let read = self.all().any(|reads| {
-            reads.is_read(group, resource) || !reads.until(group, resource).is_before(version)
-        });
+        let read =
+            self.all().any(|reads| reads.is_read(group, resource) || !reads.until(group, resource).is_before(version));
         read && self.differs(now, group, resource)
     }
 
@@ -142,12 +134,7 @@ impl ForgottenPolicies {
     pub(super) fn written(&self) -> Written {
         let mut until = self.reads.known();
         until.retain(|known| self.read.iter().all(|one| one.is_within(known)));
-        Written {
-            first: self.first.as_ref().clone(),
-            changed: self.changed.clone(),
-            relocked: self.relocked,
-            until,
-        }
+        Written { first: self.first.as_ref().clone(), changed: self.changed.clone(), relocked: self.relocked, until }
     }
 }
 

@@ -9,13 +9,8 @@ const PODS: (&str, &str) = ("", "pods");
 const NODES: (&str, &str) = ("", "nodes");
 
 fn limit(resource: &str, selector: &str) -> Limit {
-    let resources =
-        ResourceMatch { api_groups: vec![String::new()], resources: vec![resource.to_owned()] };
-    Limit {
-        relate_resources: vec![resources],
-        selector: Selector::parse(selector).unwrap(),
-        changed_at: None,
-    }
+    let resources = ResourceMatch { api_groups: vec![String::new()], resources: vec![resource.to_owned()] };
+    Limit { relate_resources: vec![resources], selector: Selector::parse(selector).unwrap(), changed_at: None }
 }
 
 fn policy(selector: &str, epoch: u64) -> Arc<Policy> {
@@ -196,11 +191,7 @@ fn readers_under_a_forgotten_policy_keep_all_uncleared() {
 fn a_forgotten_lock_concerns_what_can_be_a_lock() {
     let history = History::default();
     let lock = |shard: &str| {
-        let lock = ctrlmesh_common::policy::Lock {
-            namespace: "ops".into(),
-            name: "op".into(),
-            shard: shard.into(),
-        };
+        let lock = ctrlmesh_common::policy::Lock { namespace: "ops".into(), name: "op".into(), shard: shard.into() };
         Arc::new(Policy { lock: Some(lock), ..Policy::default() })
     };
     let leases = ("coordination.k8s.io", "leases");

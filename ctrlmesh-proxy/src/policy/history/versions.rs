@@ -25,8 +25,7 @@ struct Comparison {
 impl Versions {
     /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
     pub(super) fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
-        let is_known =
-            |known: &&Comparison| known.is_of(resource) && known.changed_at == changed_at;
+        let is_known = |known: &&Comparison| known.is_of(resource) && known.changed_at == changed_at;
         self.known().iter().find(is_known).map(|known| known.compare)
     }
 

@@ -125,8 +125,7 @@ mod tests {
 
     #[test]
     fn settings_are_counted_but_not_their_acknowledgements() {
-        let settings =
-            [frame(SETTINGS, 0, b"123456"), frame(SETTINGS, ACK, b""), frame(SETTINGS, 0, b"")];
+        let settings = [frame(SETTINGS, 0, b"123456"), frame(SETTINGS, ACK, b""), frame(SETTINGS, 0, b"")];
         // A payload that looks like a frame is none.
         let data = frame(0, 0, &frame(SETTINGS, 0, b""));
         let stream = [vec![0; PREFACE_BYTES], settings.concat(), data].concat();
@@ -139,12 +138,8 @@ mod tests {
     #[test]
     fn a_head_is_open_from_its_first_frame_header_to_its_end() {
         let before = [vec![0; PREFACE_BYTES], frame(SETTINGS, 0, b"")].concat();
-        let head = [
-            frame(HEADERS, 0, b"abc"),
-            frame(CONTINUATION, 0, b""),
-            frame(CONTINUATION, END_HEADERS, b"de"),
-        ]
-        .concat();
+        let head =
+            [frame(HEADERS, 0, b"abc"), frame(CONTINUATION, 0, b""), frame(CONTINUATION, END_HEADERS, b"de")].concat();
         let stream = [before.clone(), head].concat();
         for size in 1..=stream.len() {
             for end in before.len()..=stream.len() {

@@ -31,13 +31,11 @@ async fn unfinished(first: &'static [u8]) -> (Request<Relay>, JoinSet<()>) {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_has_a_deadline_of_its_own() {
-    for (deadline, waited) in
-        [(Duration::from_mins(2), BODY_TIMEOUT), (Duration::from_secs(2), Duration::from_secs(2))]
+    for (deadline, waited) in [(Duration::from_mins(2), BODY_TIMEOUT), (Duration::from_secs(2), Duration::from_secs(2))]
     {
         let (sent, _open) = unfinished(b"{").await;
         let (budget, waits) = (CollectBudget::new(None), WaitTime::default());
-        let error =
-            rename_body(sent, "update", &rename(), deadline, &budget, &waits).await.unwrap_err();
+        let error = rename_body(sent, "update", &rename(), deadline, &budget, &waits).await.unwrap_err();
         assert!(matches!(error, LockedError::Slow { deadline } if deadline == waited), "{error}");
         assert_eq!(waits.total(), waited);
     }

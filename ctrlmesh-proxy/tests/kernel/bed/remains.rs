@@ -17,8 +17,7 @@ pub(super) fn sweep() {
             continue;
         };
         for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'))
-            else {
+            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')) else {
                 continue;
             };
             if !Path::new("/proc").join(pid).exists() {
@@ -38,9 +37,8 @@ pub(super) fn remove(name: &str) {
         thread::yield_now();
     }
     let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    for namespace in namespaces
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|found| found.starts_with(name))
+    for namespace in
+        namespaces.filter_map(|entry| entry.file_name().into_string().ok()).filter(|found| found.starts_with(name))
     {
         let suffix = &namespace[name.len()..];
         if suffix.is_empty() || !suffix.starts_with(|first: char| first.is_ascii_digit()) {

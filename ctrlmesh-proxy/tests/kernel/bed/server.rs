@@ -26,8 +26,7 @@ impl Server {
         let thread = thread::spawn(move || {
             use std::os::fd::AsFd as _;
             while !stopped.load(Ordering::Relaxed) {
-                let mut ready =
-                    [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
+                let mut ready = [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
                 nix::poll::poll(&mut ready, 50u8).unwrap();
                 while let Ok((client, _)) = listener.accept() {
                     client.set_nonblocking(false).unwrap();

@@ -10,8 +10,8 @@ use xtask::user_cluster::SYSTEM;
 
 use super::later;
 use crate::checks::{
-    WHOLE_WITHIN, all_replaced, count, one_owner, only_by_proxy, only_retried, same_replicas,
-    seconds, steady, still, touched, worst, written,
+    WHOLE_WITHIN, all_replaced, count, one_owner, only_by_proxy, only_retried, same_replicas, seconds, steady, still,
+    touched, worst, written,
 };
 use crate::environment::Environment;
 use crate::history::Span;
@@ -34,9 +34,9 @@ pub(super) fn proxy_killed(environment: &Environment) -> Result<Vec<String>> {
     let seen = touched(environment)?;
     let took = clock.elapsed().saturating_sub(LOOKED_FOR);
     install::rolled_out(&environment.cluster, SYSTEM, "daemonset/ctrlmesh-node")?;
-    environment.observer.until("all to be as before", WHOLE_WITHIN, |table| {
-        table.is_whole() && table.is_acknowledged()
-    })?;
+    environment
+        .observer
+        .until("all to be as before", WHOLE_WITHIN, |table| table.is_whole() && table.is_acknowledged())?;
     same_replicas(&before, &environment.observer.table())?;
     all_replaced(&proxies, &environment.ours("ctrlmesh-node")?)?;
     Ok(vec![
@@ -68,23 +68,14 @@ pub(super) fn manager_killed(environment: &Environment) -> Result<Vec<String>> {
     same_replicas(&before, &environment.observer.table())?;
     environment.api.merge(&path, &json!({"spec": {"replicas": replicas}}))?;
     install::rolled_out(&environment.cluster, SYSTEM, "deployment/ctrlmesh-manager")?;
-    environment.observer.until("the manager to know all", WHOLE_WITHIN, |table| {
-        table.is_whole() && table.is_acknowledged()
-    })?;
+    environment
+        .observer
+        .until("the manager to know all", WHOLE_WITHIN, |table| table.is_whole() && table.is_acknowledged())?;
     all_replaced(&managers, &environment.ours("ctrlmesh-manager")?)?;
     let after = environment.observer.table();
-    ensure!(
-        after.epoch == before.epoch,
-        "the epoch changed: {:?} -> {:?}",
-        before.epoch,
-        after.epoch
-    );
+    ensure!(after.epoch == before.epoch, "the epoch changed: {:?} -> {:?}", before.epoch, after.epoch);
     Ok(vec![
-        format!(
-            "{} {}, then none for a while",
-            count(managers.len(), "manager", "managers"),
-            environment.killed()
-        ),
+        format!("{} {}, then none for a while", count(managers.len(), "manager", "managers"), environment.killed()),
         format!("without: {seen}; {away}"),
         one_owner(&environment.observer.sampled(&since(start)), "meanwhile")?,
         "back: it tells the same, in the same epoch".to_owned(),
@@ -94,24 +85,21 @@ pub(super) fn manager_killed(environment: &Environment) -> Result<Vec<String>> {
 pub(super) fn replica_killed(environment: &Environment) -> Result<Vec<String>> {
     environment.scale(4)?;
     environment.observer.until("a standby", WHOLE_WITHIN, |table| {
-        table.is_whole()
-            && table.is_acknowledged()
-            && table.replicas.values().all(|one| one.shard.is_some())
+        table.is_whole() && table.is_acknowledged() && table.replicas.values().all(|one| one.shard.is_some())
     })?;
     let before = environment.observer.table();
     let standby = before.replicas.iter().find(|(_, one)| !one.works);
     let (standby, shard) = standby.context("nobody stands by")?;
     let shard = shard.shard.clone().unwrap_or_default();
-    let working =
-        before.replicas.iter().find(|(_, one)| one.works && one.shard.as_ref() == Some(&shard));
+    let working = before.replicas.iter().find(|(_, one)| one.works && one.shard.as_ref() == Some(&shard));
     let (killed, _) = working.with_context(|| format!("nobody works for {shard}"))?;
     let until_then = still(environment)?;
     let start = Timestamp::now();
     let clock = Instant::now();
     kill_twice(environment, killed)?;
-    environment.observer.until("the standby to work", WHOLE_WITHIN, |table| {
-        table.replicas.get(standby).is_some_and(|one| one.works)
-    })?;
+    environment
+        .observer
+        .until("the standby to work", WHOLE_WITHIN, |table| table.replicas.get(standby).is_some_and(|one| one.works))?;
     let took = clock.elapsed();
     let seen = touched(environment)?;
     environment.observer.until("all to be whole", WHOLE_WITHIN, |table| {
@@ -125,10 +113,7 @@ pub(super) fn replica_killed(environment: &Environment) -> Result<Vec<String>> {
     environment.rules(|rules| rules.stand(span.end))?;
     let after = environment.observer.table();
     for (name, one) in before.replicas.iter().filter(|(name, _)| *name != killed) {
-        ensure!(
-            after.replicas.get(name).is_some_and(|now| now.restarts == one.restarts),
-            "{name} restarted"
-        );
+        ensure!(after.replicas.get(name).is_some_and(|now| now.restarts == one.restarts), "{name} restarted");
     }
     Ok(vec![
         format!(
@@ -185,22 +170,19 @@ pub(super) fn rolled(environment: &Environment) -> Result<Vec<String>> {
         let (old, one) = (environment.ours(name)?, format!("{kind}/{name}"));
         environment.cluster.ask(&["--namespace", SYSTEM, "rollout", "restart", &one], "")?;
         install::rolled_out(&environment.cluster, SYSTEM, &one)?;
-        let gone =
-            || Ok(environment.ours(name)?.keys().all(|pod| !old.contains_key(pod)).then_some(()));
+        let gone = || Ok(environment.ours(name)?.keys().all(|pod| !old.contains_key(pod)).then_some(()));
         environment.until("the old ones to be gone", install::ROLLED_OUT_WITHIN, gone)?;
         all_replaced(&old, &environment.ours(name)?)?;
     }
     let took = seconds(clock.elapsed());
     let changed = load.finish()?;
     let seen = touched(environment)?;
-    environment.observer.until("all to be as before", WHOLE_WITHIN, |table| {
-        table.is_whole() && table.is_acknowledged()
-    })?;
+    environment
+        .observer
+        .until("all to be as before", WHOLE_WITHIN, |table| table.is_whole() && table.is_acknowledged())?;
     same_replicas(&before, &environment.observer.table())?;
     Ok(vec![
-        format!(
-            "both restarted in {took}, while {changed} objects were changed; 0 restarts of the operator"
-        ),
+        format!("both restarted in {took}, while {changed} objects were changed; 0 restarts of the operator"),
         seen,
         one_owner(&environment.observer.sampled(&since(start)), "meanwhile")?,
         steady(environment, start)?,
@@ -213,9 +195,7 @@ pub(super) fn rolled(environment: &Environment) -> Result<Vec<String>> {
 /// That the proxies which serve now have told no watch to begin anew, which the operator's client hides in a list.
 fn none_expired(environment: &Environment) -> Result<String> {
     let Some(expired) = environment.expired()? else {
-        return Ok(
-            "whether a watch began anew cannot be told: the proxies are not reached".to_owned()
-        );
+        return Ok("whether a watch began anew cannot be told: the proxies are not reached".to_owned());
     };
     ensure!(expired == 0.0, "the new proxies made {expired} watches begin anew");
     Ok("the new proxies' own count: 0 watches had to begin anew".to_owned())

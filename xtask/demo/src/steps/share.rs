@@ -10,8 +10,8 @@ use jiff::Timestamp;
 
 use super::{MOVED, later, rule, third};
 use crate::checks::{
-    WHOLE_WITHIN, changed, is_seen, landed, of_shard, only_by_proxy, only_own, same_replicas,
-    seconds, shards, steady, still, touched, worst,
+    WHOLE_WITHIN, changed, is_seen, landed, of_shard, only_by_proxy, only_own, same_replicas, seconds, shards, steady,
+    still, touched, worst,
 };
 use crate::environment::{Environment, LOOK_EVERY};
 use crate::history::{AuditHistory, Span};
@@ -41,10 +41,9 @@ pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
         environment.make(number)?;
     }
     let objects = environment.namespaces * environment.work.each();
-    let took =
-        environment.observer.until("one replica to do all the work", WHOLE_WITHIN, |table| {
-            table.is_whole() && table.objects == objects
-        })?;
+    let took = environment
+        .observer
+        .until("one replica to do all the work", WHOLE_WITHIN, |table| table.is_whole() && table.objects == objects)?;
     let table = environment.observer.table();
     let working = table.replicas.values().filter(|one| one.works).count();
     ensure!(working == 1, "{working} replicas work: {table:#?}");
@@ -53,10 +52,7 @@ pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
     let made = environment.made(0..environment.namespaces)?;
     let (count, said) = work::count(&made);
     // Each has something of its own, and something is said of each.
-    ensure!(
-        count >= objects && said == objects,
-        "{count} objects were made of {objects}, {said} statuses"
-    );
+    ensure!(count >= objects && said == objects, "{count} objects were made of {objects}, {said} statuses");
     environment.reference.set(made).ok().context("the reference is there already")?;
     // What it takes to know everything, from nothing on, and to follow.
     environment.scale(0)?;
@@ -66,11 +62,7 @@ pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
     let most = received(environment)?.into_iter().fold(0.0, f64::max);
     let whole = shares::whole(environment)?;
     environment.alone.set(most).ok().context("the reference is there already")?;
-    environment
-        .is_seen
-        .set(is_seen(environment, start)?)
-        .ok()
-        .context("the reference is there already")?;
+    environment.is_seen.set(is_seen(environment, start)?).ok().context("the reference is there already")?;
     let watching = table.replicas.values().filter(|one| one.objects == objects).count();
     Ok(vec![
         format!(
@@ -80,10 +72,7 @@ pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
         ),
         format!("1 of {replicas} works; {watching} of {replicas} watch all {objects} objects"),
         seen,
-        format!(
-            "started anew, it received {:.0} kB until it knew all and had followed such a change",
-            most / 1000.0
-        ),
+        format!("started anew, it received {:.0} kB until it knew all and had followed such a change", most / 1000.0),
         whole,
     ])
 }
@@ -108,16 +97,11 @@ pub(super) fn sharded(environment: &Environment) -> Result<Vec<String>> {
     let divided = shares::divided(environment)?;
     let seen = touched(environment)?;
     let bytes = less_each(environment)?;
-    let parts: Vec<String> =
-        table.replicas.values().map(|one| one.namespaces.to_string()).collect();
+    let parts: Vec<String> = table.replicas.values().map(|one| one.namespaces.to_string()).collect();
     let parts = parts.join(" + ");
     environment.rules(|rules| rules.stand(start))?;
     Ok(vec![
-        format!(
-            "{} namespaces divided as {parts} {} after the start",
-            table.namespaces,
-            seconds(took)
-        ),
+        format!("{} namespaces divided as {parts} {} after the start", table.namespaces, seconds(took)),
         bytes,
         divided,
         seen,
@@ -143,8 +127,7 @@ fn received(environment: &Environment) -> Result<Vec<f64>> {
 /// followed, and is told of it, is a matter of how busy the machine is. How many objects each is shown, `shares`
 /// compares exactly.
 fn less_each(environment: &Environment) -> Result<String> {
-    let (each, alone) =
-        (received(environment)?, environment.alone.get().context("there is no reference")?);
+    let (each, alone) = (received(environment)?, environment.alone.get().context("there is no reference")?);
     let shown: Vec<String> = each.iter().map(|bytes| format!("{:.0}", bytes / 1000.0)).collect();
     let shown = format!(
         "{} kB received until each knew its share and had followed, alone {:.0} kB",
@@ -182,9 +165,9 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
     thread::sleep(ON_ITS_WAY);
     let changed = load.finish()?;
     environment.observer.settle()?;
-    environment.observer.until("everything to be done", WHOLE_WITHIN, |table| {
-        known.look(table) == table.epoch && table.is_whole()
-    })?;
+    environment
+        .observer
+        .until("everything to be done", WHOLE_WITHIN, |table| known.look(table) == table.epoch && table.is_whole())?;
     let settled = Timestamp::now();
     let (acknowledged, took) = known.since(clock).context("no epoch was acknowledged")?;
     let seen = touched(environment)?;
@@ -201,9 +184,7 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
             "{moving} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {}, 0 restarts",
             seconds(took)
         ),
-        format!(
-            "{changed} objects were changed meanwhile, none missed; each by its old or its new replica only"
-        ),
+        format!("{changed} objects were changed meanwhile, none missed; each by its old or its new replica only"),
         by_both,
         worst(&environment.observer.sampled(&span), "while it moved"),
         seen,
@@ -218,9 +199,9 @@ fn by_both(environment: &Environment, span: &Span, acknowledged: Timestamp) -> R
     let owners = |space: &str| [shard_of(space, old), shard_of(space, new)];
     let replicas = shards_of(&environment.observer.table());
     let workers = environment.observer.operator().workers;
-    environment.observer.both(|world, history| {
-        WriteCheck::of(world, history).moved(span, acknowledged, &replicas, owners, workers)
-    })
+    environment
+        .observer
+        .both(|world, history| WriteCheck::of(world, history).moved(span, acknowledged, &replicas, owners, workers))
 }
 
 /// Since when every proxy has acknowledged the present epoch. One change of the rule may cause several epochs.
@@ -246,12 +227,10 @@ impl AcknowledgedEpoch {
 
 /// That no object is changed by two replicas under the old rule, once something was changed under it.
 fn steady_until_written(environment: &Environment, start: Timestamp) -> Result<String> {
-    let written = |world: &World, history: &AuditHistory| {
-        WriteCheck::of(world, history).writes(&since(start)).next().is_some()
-    };
-    environment.until("the load to be followed", WHOLE_WITHIN, || {
-        Ok(environment.observer.both(written).then_some(()))
-    })?;
+    let written =
+        |world: &World, history: &AuditHistory| WriteCheck::of(world, history).writes(&since(start)).next().is_some();
+    environment
+        .until("the load to be followed", WHOLE_WITHIN, || Ok(environment.observer.both(written).then_some(())))?;
     still(environment)
 }
 
@@ -277,14 +256,11 @@ pub(super) fn added(environment: &Environment) -> Result<Vec<String>> {
                 shares.entry(shard).or_default().insert(&work.namespace);
             }
         }
-        let shares =
-            shares.into_iter().map(|(shard, spaces)| format!("{} to {shard}", spaces.len()));
+        let shares = shares.into_iter().map(|(shard, spaces)| format!("{} to {shard}", spaces.len()));
         shares.collect::<Vec<_>>().join(", ")
     });
     Ok(vec![
-        format!(
-            "{ADDED} namespaces: {shares}; everything in them done {took} after the first was made"
-        ),
+        format!("{ADDED} namespaces: {shares}; everything in them done {took} after the first was made"),
         steady(environment, start)?,
     ])
 }
@@ -302,9 +278,7 @@ pub(super) fn end_state(environment: &Environment) -> Result<Vec<String>> {
     Ok(vec![
         gone,
         seen,
-        format!(
-            "{objects} objects and {statuses} statuses are what one replica alone has made and said"
-        ),
+        format!("{objects} objects and {statuses} statuses are what one replica alone has made and said"),
         steady(environment, start)?,
         still(environment)?,
         only_by_proxy(environment, sharded)?,
@@ -326,21 +300,17 @@ fn deleted(environment: &Environment) -> Result<String> {
         Ok(environment.made(numbers.clone())?.is_empty().then_some(()))
     })?;
     let left = environment.namespaces * environment.work.each();
-    environment.observer.until("what was deleted to be gone", WHOLE_WITHIN, |table| {
-        table.is_whole() && table.objects == left
-    })?;
+    environment
+        .observer
+        .until("what was deleted to be gone", WHOLE_WITHIN, |table| table.is_whole() && table.objects == left)?;
     let took = seconds(clock.elapsed());
-    Ok(format!(
-        "{objects} objects deleted, let go of, and gone with what was made of them, in {took}"
-    ))
+    Ok(format!("{objects} objects deleted, let go of, and gone with what was made of them, in {took}"))
 }
 
 /// That all is as one replica alone has left it. What an operator says of its work may come a moment after the work.
 fn same_in_the_end(environment: &Environment, reference: &Made) -> Result<()> {
     let deadline = Instant::now() + ON_ITS_WAY;
-    while let Some(difference) =
-        work::difference(&environment.made(0..environment.namespaces)?, reference)
-    {
+    while let Some(difference) = work::difference(&environment.made(0..environment.namespaces)?, reference) {
         ensure!(Instant::now() < deadline, "{difference}");
         thread::sleep(LOOK_EVERY);
     }

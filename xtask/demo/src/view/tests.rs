@@ -32,8 +32,7 @@ fn watching(pods: &[(&str, &str)]) -> AuditHistory {
     let mut history = AuditHistory::of("ops", "op");
     for (pod, selector) in pods {
         let selector = Selector::parse(selector).ok();
-        let read =
-            Request::Read { resource: websites(), namespace: String::new(), selector, watch: true };
+        let read = Request::Read { resource: websites(), namespace: String::new(), selector, watch: true };
         history.add(event(pod, pod, read, false));
     }
     history
@@ -92,8 +91,7 @@ fn disjoint_and_complete_shares_give_each_object_one_owner() {
 
 #[test]
 fn what_nobody_or_everybody_watches_is_counted() {
-    let table =
-        world().table(&watching(&[("x", "slot in (0,1)"), ("y", "slot in (1,2)")]), &span());
+    let table = world().table(&watching(&[("x", "slot in (0,1)"), ("y", "slot in (1,2)")]), &span());
     assert_eq!((table.unowned, table.twice), (1, 1));
     let table = world().table(&watching(&[("x", ""), ("y", "")]), &span());
     assert_eq!((table.unowned, table.twice), (0, 4));
@@ -121,8 +119,7 @@ fn a_replica_without_its_lock_or_not_ready_works_on_nothing() {
 #[test]
 fn changes_are_counted_by_the_second() {
     let mut history = watching(&[("x", ""), ("y", "")]);
-    let object =
-        Object { resource: websites(), namespace: "ns-0".to_owned(), name: "site".to_owned() };
+    let object = Object { resource: websites(), namespace: "ns-0".to_owned(), name: "site".to_owned() };
     for _ in 0..20 {
         history.add(event("w", "x", Request::Write(object.clone()), true));
     }

@@ -21,9 +21,7 @@ pub(crate) fn play(work: Work, namespaces: usize, steps: &[Step]) -> Result<()> 
         let seen = (step.run)(&environment).or_else(|error| {
             let folder = install::checkout("target/reports/operator");
             environment.cluster.report(&folder)?;
-            Err(error).with_context(|| {
-                format!("{}; what the cluster said is in {}", step.title, folder.display())
-            })
+            Err(error).with_context(|| format!("{}; what the cluster said is in {}", step.title, folder.display()))
         })?;
         for one in &seen {
             say(&format!("  {one}"));

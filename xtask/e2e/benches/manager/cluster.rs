@@ -67,10 +67,7 @@ impl Cluster {
         }
         let this = Self { client, pods: made, large, each, folder: plane.folder().to_owned() };
         let all = (0..small).map(Config::small).chain([Config::large()]);
-        stream::iter(all.map(|config| this.change(config, 0)))
-            .buffer_unordered(AT_ONCE)
-            .collect::<Vec<()>>()
-            .await;
+        stream::iter(all.map(|config| this.change(config, 0))).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
         this
     }
 

@@ -23,8 +23,7 @@ const HASHES: usize = 3;
 /// and `pods` pods; prints the median.
 pub(crate) fn measure(configs: usize, pods: usize) {
     let namespace = |number: usize| format!("ns-{}", number / IN_ONE);
-    let shards: Vec<ShardingConfig> =
-        (0..configs).map(|number| config(&namespace(number), number % IN_ONE)).collect();
+    let shards: Vec<ShardingConfig> = (0..configs).map(|number| config(&namespace(number), number % IN_ONE)).collect();
     let members: Vec<Member> = (0..pods)
         .map(|number| {
             let shard = number % configs;

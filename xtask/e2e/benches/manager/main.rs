@@ -145,17 +145,11 @@ async fn tell(what: &str, manager: &Manager, before: &Spent) {
     let tickets = counted("token_review_tickets").await;
     let spent = Spent::now().since(before);
     let most = manager.most_kilobytes().unwrap_or_default() >> 10;
-    eprintln!(
-        "{what}: {spent}; {reviews} reviews, {tickets} tickets, {refused} refused, at most {most} MB resident"
-    );
+    eprintln!("{what}: {spent}; {reviews} reviews, {tickets} tickets, {refused} refused, at most {most} MB resident");
 }
 
 /// After how long each of the `count` proxies concerned has acknowledged a change, in this order.
-async fn changed(
-    proxies: &Proxies,
-    change: impl Future<Output = ()>,
-    count: usize,
-) -> Vec<Duration> {
+async fn changed(proxies: &Proxies, change: impl Future<Output = ()>, count: usize) -> Vec<Duration> {
     time::sleep(PAUSE).await;
     let begun = Instant::now();
     change.await;
@@ -171,9 +165,7 @@ impl Measured {
             let time = times[(times.len() - 1) * hundredths / 100];
             format!("{time:.2?}")
         };
-        let p = |times: &[Duration]| {
-            format!("{} / {} / {}", at(times, 50), at(times, 99), at(times, 100))
-        };
+        let p = |times: &[Duration]| format!("{} / {} / {}", at(times, 50), at(times, 99), at(times, 100));
         let (idle, full) = (self.resident.0 >> 10, self.resident.1 >> 10);
         println!("| {CONFIGS} ShardingConfigs, {} proxies on one manager | |", cluster.pods.len());
         println!("| --- | --- |");

@@ -30,11 +30,7 @@ pub(crate) struct OnePod {
 
 /// Makes a pod for each of `apps`, labelled so, all of one account. Their tokens are signed here, with the API server's
 /// own key: asking for ten thousand is not what is measured.
-pub(crate) async fn create(
-    plane: &ControlPlane,
-    namespace: &str,
-    apps: Vec<String>,
-) -> Vec<OnePod> {
+pub(crate) async fn create(plane: &ControlPlane, namespace: &str, apps: Vec<String>) -> Vec<OnePod> {
     let client = plane.client().await.unwrap();
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let account = serde_json::from_value(json!({"metadata": {"name": "operator"}})).unwrap();

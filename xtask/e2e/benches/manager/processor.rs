@@ -21,9 +21,9 @@ struct Stat {
 impl Spent {
     /// Until now.
     pub(crate) fn now() -> Self {
-        let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| {
-            entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok())
-        });
+        let pids = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()));
         let all: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
         let hertz = sysconf(SysconfVar::CLK_TCK).unwrap().unwrap_or(100);
         let mut spent = Self::default();

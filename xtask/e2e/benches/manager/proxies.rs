@@ -122,8 +122,7 @@ async fn follow(
     let stream = socket.connect(*to).await?;
     let mut link = manager.connect_over(stream, &Drain::default()).await?;
     let (reports, outbound) = mpsc::channel(8);
-    let id =
-        PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let id = PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
     let hello = Hello { pod: Some(id), known: known.iter().cloned().collect(), ..Hello::default() };
     reports.send(Report { said: Some(Said::Hello(hello)) }).await?;
     let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;

@@ -18,8 +18,7 @@ use serde_json::{Value, json};
 
 const NAMESPACE: &str = "ctrlmesh-system";
 
-const LISTED: &str =
-    "groupVersionKinds:\n  v1: [ConfigMap, Pod]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n";
+const LISTED: &str = "groupVersionKinds:\n  v1: [ConfigMap, Pod]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n";
 
 const MORE: [&str; 4] = ["--webhook-host", "127.0.0.1", "--identity", "manager-0"];
 
@@ -52,13 +51,9 @@ fn older() -> Result<ControlPlane> {
 
 fn wanted(namespace: &str) -> BTreeMap<String, String> {
     let slot = NamespaceHash::default().slot(namespace).to_string();
-    [
-        (label::SHARDING_HASH, slot),
-        (label::NAMESPACE, namespace.to_owned()),
-        (label::CONTROL, "true".to_owned()),
-    ]
-    .map(|(key, value)| (key.to_owned(), value))
-    .into()
+    [(label::SHARDING_HASH, slot), (label::NAMESPACE, namespace.to_owned()), (label::CONTROL, "true".to_owned())]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into()
 }
 
 fn has(object: &impl kube::ResourceExt, wanted: &BTreeMap<String, String>) -> Result<()> {
@@ -70,12 +65,10 @@ fn has(object: &impl kube::ResourceExt, wanted: &BTreeMap<String, String>) -> Re
 /// Lists kinds, and starts a manager.
 async fn managed(plane: &ControlPlane, client: &Client) -> Result<Manager> {
     harness::install(client).await?;
-    create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}}))
-        .await?;
+    create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let ca = std::fs::read_to_string(plane.ca())?;
-    create(&maps, json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: ca}}))
-        .await?;
+    create(&maps, json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: ca}})).await?;
     let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": LISTED}});
     create(&maps, list).await?;
     Manager::start(plane, NAMESPACE, &MORE)
@@ -122,14 +115,9 @@ async fn where_no_policy_is_served_the_manager_registers_its_webhook() -> Result
     let made = create(&maps, json!({"metadata": {"name": "a"}})).await?;
     ensure!(made.labels().is_empty(), "{:?}", made.labels());
     let manager = Manager::start(&plane, NAMESPACE, &MORE)?;
-    retry(|| async { has(&maps.get("a").await?, &wanted(&alone)) })
-        .await
-        .with_context(|| manager.log())?;
+    retry(|| async { has(&maps.get("a").await?, &wanted(&alone)) }).await.with_context(|| manager.log())?;
     // It is at another port now.
-    retry(|| async {
-        has(&tried(&maps, json!({"metadata": {"name": "b"}})).await?, &wanted(&alone))
-    })
-    .await?;
+    retry(|| async { has(&tried(&maps, json!({"metadata": {"name": "b"}})).await?, &wanted(&alone)) }).await?;
     // Nothing is listed any more.
     let own: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
     let none = json!({"data": {"resource-config": "groupVersionKinds: {}\n"}});
@@ -172,11 +160,7 @@ async fn everything_listed_is_labelled(plane: &ControlPlane, client: &Client) ->
     Ok(())
 }
 
-async fn an_injected_pod_is_labelled_once(
-    plane: &ControlPlane,
-    manager: &Manager,
-    client: &Client,
-) -> Result<()> {
+async fn an_injected_pod_is_labelled_once(plane: &ControlPlane, manager: &Manager, client: &Client) -> Result<()> {
     let namespace = plane.namespace("injected").await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);
     create(&accounts, json!({"metadata": {"name": "default"}})).await?;

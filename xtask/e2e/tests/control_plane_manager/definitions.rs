@@ -38,11 +38,7 @@ fn documents(text: &'static str) -> impl Iterator<Item = (&'static str, DynamicO
 
 fn resource_of(object: &DynamicObject) -> Result<ApiResource> {
     let types = object.types.as_ref().context("apiVersion and kind")?;
-    Ok(ApiResource::from_gvk(&GroupVersionKind::gvk(
-        "ctrlmesh.kusionstack.io",
-        "v1alpha1",
-        &types.kind,
-    )))
+    Ok(ApiResource::from_gvk(&GroupVersionKind::gvk("ctrlmesh.kusionstack.io", "v1alpha1", &types.kind)))
 }
 
 fn api_of(client: &Client, namespace: &str, resource: &ApiResource) -> Api<DynamicObject> {
@@ -53,19 +49,14 @@ fn api_of(client: &Client, namespace: &str, resource: &ApiResource) -> Api<Dynam
     }
 }
 
-async fn create(
-    client: &Client,
-    namespace: &str,
-    object: &DynamicObject,
-) -> Result<DynamicObject, kube::Error> {
+async fn create(client: &Client, namespace: &str, object: &DynamicObject) -> Result<DynamicObject, kube::Error> {
     let resource = resource_of(object).map_err(|error| kube::Error::Service(error.into()))?;
     let api = api_of(client, namespace, &resource);
     // Strict: a field that the schema does not know is an error, and not silently lost.
-    let request =
-        http::Request::post(format!("{}?dryRun=All&fieldValidation=Strict", api.resource_url()))
-            .header("content-type", "application/json")
-            .body(serde_json::to_vec(object).map_err(kube::Error::SerdeError)?)
-            .map_err(kube::Error::HttpError)?;
+    let request = http::Request::post(format!("{}?dryRun=All&fieldValidation=Strict", api.resource_url()))
+        .header("content-type", "application/json")
+        .body(serde_json::to_vec(object).map_err(kube::Error::SerdeError)?)
+        .map_err(kube::Error::HttpError)?;
     client.request(request).await
 }
 
@@ -88,12 +79,11 @@ async fn what_users_of_the_predecessors_have_is_accepted_unchanged() -> Result<(
 /// Whether everything in `part` is in `whole`; defaults may have been added.
 fn contains(whole: &serde_json::Value, part: &serde_json::Value) -> bool {
     match (whole, part) {
-        (serde_json::Value::Object(whole), serde_json::Value::Object(part)) => part
-            .iter()
-            .all(|(key, value)| whole.get(key).is_some_and(|inner| contains(inner, value))),
+        (serde_json::Value::Object(whole), serde_json::Value::Object(part)) => {
+            part.iter().all(|(key, value)| whole.get(key).is_some_and(|inner| contains(inner, value)))
+        }
         (serde_json::Value::Array(whole), serde_json::Value::Array(part)) => {
-            whole.len() == part.len()
-                && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+            whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
         }
         (whole, part) => whole == part || part.is_null(),
     }
@@ -108,9 +98,7 @@ async fn refusals_name_the_field_and_what_is_allowed() -> Result<()> {
         let expected = text.lines().find_map(|line| line.strip_prefix("# schema: "));
         let refused = match (expected, create(&client, &namespace, &object).await) {
             // 400 is for a field that is not known at all.
-            (Some(expected), Err(kube::Error::Api(status)))
-                if [400, 422].contains(&status.code) =>
-            {
+            (Some(expected), Err(kube::Error::Api(status))) if [400, 422].contains(&status.code) => {
                 let said = expected.split('|').all(|part| status.message.contains(part));
                 (!said).then(|| format!("expected: {expected}\n  message:  {}", status.message))
             }

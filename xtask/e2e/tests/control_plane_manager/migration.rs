@@ -108,11 +108,8 @@ async fn new_keys_and_a_new_hash_take_over_with_progress_reported() -> Result<()
     world(&client).await?;
     // As the predecessors have it.
     let older = ["--sharding-hash", "kusionstack", "--label-sharding-hash", KEY];
-    let manager =
-        Manager::start(plane, NAMESPACE, &[&older[..], &["--label-rate", "1000"]].concat())?;
-    let before = until_labelled(&client, KEY, NamespaceHash::Kusionstack)
-        .await
-        .with_context(|| manager.log())?;
+    let manager = Manager::start(plane, NAMESPACE, &[&older[..], &["--label-rate", "1000"]].concat())?;
+    let before = until_labelled(&client, KEY, NamespaceHash::Kusionstack).await.with_context(|| manager.log())?;
     // Whoever comes after this one, and was told otherwise, knows what is there.
     let states: Api<ManagerState> = Api::all(client.clone());
     let written = states.get("ctrlmesh-manager").await?.status.and_then(|status| status.labels);
@@ -127,11 +124,7 @@ async fn new_keys_and_a_new_hash_take_over_with_progress_reported() -> Result<()
             .with_context(|| manager.log())
     };
     // They come in no order, and none of them stays.
-    tokio::try_join!(
-        said,
-        until_counted(&manager, UNFINISHED),
-        until_counted(&manager, LABELLING)
-    )?;
+    tokio::try_join!(said, until_counted(&manager, UNFINISHED), until_counted(&manager, LABELLING))?;
     until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
     // The label with the namespace is called as before, and says another slot of what is of cluster scope: twice.
     harness::until_degraded(&client, &space(0), "Relabelling", "").await?;

@@ -55,13 +55,11 @@ impl Journey {
         let made = create(&pods, pod).await?;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
         let token = async |audience: &str| {
-            let bound =
-                json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": made.metadata.uid});
+            let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": made.metadata.uid});
             let request: TokenRequest = serde_json::from_value(
                 json!({"metadata": {}, "spec": {"audiences": [audience], "boundObjectRef": bound}}),
             )?;
-            let answer =
-                accounts.create_token_request("default", &PostParams::default(), &request).await?;
+            let answer = accounts.create_token_request("default", &PostParams::default(), &request).await?;
             answer.status.and_then(|status| status.token).context("no token")
         };
         fs::write(self.folder.path().join(format!("token-{name}")), token("ctrlmesh").await?)?;
@@ -148,8 +146,7 @@ async fn until_sees(client: &Client, owned: impl Fn(u8) -> bool) -> Result<()> {
     let maps: Api<ConfigMap> = Api::all(client.clone());
     retry(|| async {
         let list = maps.list(&ListParams::default()).await?;
-        let mine =
-            list.items.into_iter().filter(|map| map.metadata.name.as_deref() == Some("mine"));
+        let mine = list.items.into_iter().filter(|map| map.metadata.name.as_deref() == Some("mine"));
         let seen: BTreeSet<String> = mine.filter_map(|map| map.metadata.namespace).collect();
         ensure!(seen == expected, "sees {seen:?}, not {expected:?}");
         Ok(())
@@ -164,7 +161,8 @@ async fn prepared() -> Result<(Journey, Manager)> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     create(&namespaces, json!({"metadata": {"name": NAMESPACE}})).await?;
     let own: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
-    let cluster = json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: fs::read_to_string(plane.ca())?}});
+    let cluster =
+        json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: fs::read_to_string(plane.ca())?}});
     create(&own, cluster).await?;
     let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {v1: [ConfigMap]}"}});
     create(&own, list).await?;
@@ -201,16 +199,12 @@ async fn each_client_sees_its_half_through_changes_and_outages() -> Result<()> {
         fs::write(path.folder.path().join(key), &trusted[key])?;
     }
     let mut proxies = [path.proxy(&members[0])?, path.proxy(&members[1])?];
-    let clients = [
-        path.operator(&members[0], &proxies[0]).await?,
-        path.operator(&members[1], &proxies[1]).await?,
-    ];
+    let clients = [path.operator(&members[0], &proxies[0]).await?, path.operator(&members[1], &proxies[1]).await?];
     until_sees(&clients[0], |slot| slot < 16).await?;
     until_sees(&clients[1], |slot| slot >= 16).await?;
     let epoch = path.until_acknowledged(None).await?;
     // Another division, while both run.
-    let hashes =
-        |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
+    let hashes = |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
     path.root(json!({"manual": [{"id": 1, "hashes": hashes(0..24)}, {"id": 2, "hashes": hashes(24..32)}]})).await?;
     path.until_acknowledged(epoch).await?;
     until_sees(&clients[0], |slot| slot < 24).await?;

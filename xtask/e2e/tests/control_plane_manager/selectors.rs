@@ -61,8 +61,8 @@ fn any_selector() -> impl Strategy<Value = String> {
         .prop_map(|(key, a, sign, b, value)| format!("{key}{a}{sign}{b}{value}"));
     let set = (key(), "( | )", "(in|notin|In)", space(), values(), space())
         .prop_map(|(key, a, sign, b, values, c)| format!("{key}{a}{sign}{b}({values}){c}"));
-    let bare = (space(), "!{0,2}", space(), key(), space())
-        .prop_map(|(a, not, b, key, c)| format!("{a}{not}{b}{key}{c}"));
+    let bare =
+        (space(), "!{0,2}", space(), key(), space()).prop_map(|(a, not, b, key, c)| format!("{a}{not}{b}{key}{c}"));
     let requirement = prop_oneof![3 => exact, 3 => set, 2 => bare, 1 => "[a-z=!<>(), \0]{0,8}"];
     prop::collection::vec(requirement, 0..4).prop_map(|requirements| requirements.join(","))
 }
@@ -77,18 +77,13 @@ async fn selectors_mean_what_the_api_server_takes_them_to_mean() -> Result<()> {
     let strategy = any_selector();
     let (mut accepted, mut refused) = (Vec::new(), 0);
     for _ in 0..SELECTORS {
-        let text =
-            strategy.new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?.current();
+        let text = strategy.new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?.current();
         let parsed = Selector::parse(&text);
         match maps.list_metadata(&ListParams::default().labels(&text)).await {
             Ok(list) => {
-                let selector =
-                    parsed.with_context(|| format!("only the API server accepts {text:?}"))?;
+                let selector = parsed.with_context(|| format!("only the API server accepts {text:?}"))?;
                 let theirs = names(&list);
-                let ours = objects
-                    .iter()
-                    .filter(|(_, labels)| selector.matches(labels))
-                    .map(|(name, _)| name.clone());
+                let ours = objects.iter().filter(|(_, labels)| selector.matches(labels)).map(|(name, _)| name.clone());
                 assert_eq!(ours.collect::<BTreeSet<_>>(), theirs, "{text:?}");
                 accepted.push((selector, theirs));
             }
@@ -135,9 +130,7 @@ async fn what_is_printed_means_the_same(
 /// The labels of the objects that selectors are tried on: all combinations of a few, and some at the edges.
 fn label_sets() -> Vec<Labels> {
     let mut sets = Vec::new();
-    for x in
-        [None, Some(""), Some("a"), Some("b"), Some("5"), Some("07"), Some("9223372036854775807")]
-    {
+    for x in [None, Some(""), Some("a"), Some("b"), Some("5"), Some("07"), Some("9223372036854775807")] {
         for y in [None, Some("a"), Some("10")] {
             for z in [None, Some("c")] {
                 sets.push(vec![("x", x), ("y", y), ("x.io/z", z)]);
@@ -145,13 +138,10 @@ fn label_sets() -> Vec<Labels> {
         }
     }
     let longest = "k".repeat(63);
-    let edges =
-        [("in", "notin"), ("notin", "in"), (longest.as_str(), "5"), ("x", "9223372036854775808")];
+    let edges = [("in", "notin"), ("notin", "in"), (longest.as_str(), "5"), ("x", "9223372036854775808")];
     sets.extend(edges.map(|(key, value)| vec![(key, Some(value))]));
     let owned = |set: Vec<(&str, Option<&str>)>| {
-        set.into_iter()
-            .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
-            .collect()
+        set.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned()))).collect()
     };
     sets.into_iter().map(owned).collect()
 }
@@ -160,13 +150,8 @@ async fn labelled_objects(maps: &Api<ConfigMap>) -> Result<BTreeMap<String, Labe
     let mut objects = BTreeMap::new();
     for labels in label_sets() {
         let name = format!("object-{}", objects.len());
-        let metadata = ObjectMeta {
-            name: Some(name.clone()),
-            labels: Some(labels.clone()),
-            ..ObjectMeta::default()
-        };
-        maps.create(&PostParams::default(), &ConfigMap { metadata, ..ConfigMap::default() })
-            .await?;
+        let metadata = ObjectMeta { name: Some(name.clone()), labels: Some(labels.clone()), ..ObjectMeta::default() };
+        maps.create(&PostParams::default(), &ConfigMap { metadata, ..ConfigMap::default() }).await?;
         objects.insert(name, labels);
     }
     tokio::time::timeout(

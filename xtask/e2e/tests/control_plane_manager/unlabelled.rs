@@ -42,8 +42,7 @@ async fn allow(client: &Client, name: &str, resources: &[&str]) -> Result<()> {
 
 async fn world(client: &Client) -> Result<()> {
     harness::install(client).await?;
-    create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}}))
-        .await?;
+    create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
     allow(client, "limited", &["namespaces", "configmaps"]).await?;
     let list = json!({"metadata": {"name": resource_list::NAME}, "data": {resource_list::KEY: ""}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
@@ -69,8 +68,7 @@ async fn told(client: &Client, reason: &str, text: &str) -> Result<()> {
     retry(|| async {
         let events = events.list(&ListParams::default()).await?;
         let told = events.items.iter().any(|event| {
-            event.reason.as_deref() == Some(reason)
-                && event.note.as_ref().is_some_and(|note| note.contains(text))
+            event.reason.as_deref() == Some(reason) && event.note.as_ref().is_some_and(|note| note.contains(text))
         });
         ensure!(told, "no event {reason} that says {text}");
         Ok(())
@@ -85,9 +83,7 @@ async fn what_is_listed_and_cannot_be_labelled_is_said_until_it_can() -> Result<
     world(&client).await?;
     let manager = Manager::start(plane, NAMESPACE, &["--background-account", "limited"])?;
     let until = async |reason: &str, text: &str| {
-        harness::until_degraded(&client, "default", reason, text)
-            .await
-            .with_context(|| manager.log())
+        harness::until_degraded(&client, "default", reason, text).await.with_context(|| manager.log())
     };
     until("AsExpected", "").await?;
     let unfinished = "ctrlmesh_manager_label_kinds_unfinished ";

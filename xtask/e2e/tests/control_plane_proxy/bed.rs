@@ -66,15 +66,9 @@ impl Bed {
 
     /// Asks the API server itself; nothing where it refuses.
     pub(crate) async fn admin(&self, method: &str, target: &str, body: &Value) -> Option<Value> {
-        let kind =
-            if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        let request = Request::builder()
-            .method(method)
-            .uri(target)
-            .header("content-type", kind)
-            .body(body)
-            .unwrap();
+        let request = Request::builder().method(method).uri(target).header("content-type", kind).body(body).unwrap();
         self.admin.request(request).await.ok()
     }
 
@@ -120,24 +114,11 @@ impl Bed {
     }
 
     /// Asks through a proxy.
-    pub(crate) async fn by(
-        &self,
-        proxy: &Proxy,
-        version: Version,
-        target: &str,
-        accept: &str,
-    ) -> Answer {
+    pub(crate) async fn by(&self, proxy: &Proxy, version: Version, target: &str, accept: &str) -> Answer {
         self.ask(&self.pki, proxy.address, version, target, accept).await
     }
 
-    async fn ask(
-        &self,
-        pki: &Pki,
-        address: SocketAddr,
-        version: Version,
-        target: &str,
-        accept: &str,
-    ) -> Answer {
+    async fn ask(&self, pki: &Pki, address: SocketAddr, version: Version, target: &str, accept: &str) -> Answer {
         let request = Request::get(target)
             .header("authorization", format!("Bearer {}", self.token))
             .header("accept", accept)
@@ -163,19 +144,10 @@ impl Bed {
     /// A proxy that lets only what `selector` matches be seen.
     pub(crate) fn proxy(&self, name: &str, selector: &str) -> Proxy {
         write_policy(&self.pki, name, selector);
-        Proxy::start(
-            &self.pki,
-            self.upstream(),
-            &["--policy", self.pki.path(name).to_str().unwrap()],
-        )
+        Proxy::start(&self.pki, self.upstream(), &["--policy", self.pki.path(name).to_str().unwrap()])
     }
 
-    pub(crate) async fn through(
-        &self,
-        proxy: &Proxy,
-        version: Version,
-        target: &str,
-    ) -> (StatusCode, Value) {
+    pub(crate) async fn through(&self, proxy: &Proxy, version: Version, target: &str) -> (StatusCode, Value) {
         let answer = self.by(proxy, version, target, "application/json").await;
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
     }

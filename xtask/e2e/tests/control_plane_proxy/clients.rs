@@ -178,8 +178,7 @@ async fn kubectl_works_and_sees_its_share_only() {
 async fn kubectl_watches_its_share_only() {
     let bed = Bed::new().await;
     bed.apply(&bed.config_map("first", 0, "a"));
-    let mut watching =
-        Watching::start(bed.kubectl(&["get", "configmaps", "--watch", "-o", "name"]));
+    let mut watching = Watching::start(bed.kubectl(&["get", "configmaps", "--watch", "-o", "name"]));
     assert_eq!(watching.line(), "configmap/first");
     for (name, slot) in [("other", 1), ("second", 0)] {
         bed.apply(&bed.config_map(name, slot, "a"));
@@ -195,33 +194,19 @@ async fn curl_works_over_both_protocols() {
     }
     for (protocol, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
         let output = Command::new("curl")
-            .args([
-                "--silent",
-                "--show-error",
-                "--fail",
-                protocol,
-                "--write-out",
-                "\n%{http_version}",
-            ])
+            .args(["--silent", "--show-error", "--fail", protocol, "--write-out", "\n%{http_version}"])
             .arg("--cacert")
             .arg(bed.pki.path("mesh.crt"))
             .args(["--header", &format!("Authorization: Bearer {}", bed.token)])
-            .arg(format!(
-                "https://{}/api/v1/namespaces/{}/configmaps?limit=5",
-                bed.proxy.address, bed.namespace
-            ))
+            .arg(format!("https://{}/api/v1/namespaces/{}/configmaps?limit=5", bed.proxy.address, bed.namespace))
             .output()
             .unwrap();
         let printed = succeeded(output);
         let (list, spoken) = printed.rsplit_once('\n').unwrap();
         assert_eq!(spoken, version);
         let list: Value = serde_json::from_str(list).unwrap();
-        let names: Vec<&str> = list["items"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter_map(|item| item["metadata"]["name"].as_str())
-            .collect();
+        let names: Vec<&str> =
+            list["items"].as_array().unwrap().iter().filter_map(|item| item["metadata"]["name"].as_str()).collect();
         assert_eq!(names, ["mine"]);
     }
 }

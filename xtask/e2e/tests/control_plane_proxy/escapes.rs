@@ -28,8 +28,7 @@ const MINE: &[u8] = b"mine-";
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
-const METADATA_PROTOBUF: &str =
-    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
+const METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
 
 /// What may stand behind the question mark of a list.
 const LISTS: [&str; 23] = [
@@ -244,11 +243,8 @@ async fn a_smuggled_request_shows_no_foreign_object() {
     let bed = Bed::new().await;
     bed.create("foreign-9", 1).await;
     let proxy = bed.proxy("policy", "slot=0");
-    let hidden = format!(
-        "GET {} HTTP/1.1\r\nHost: k\r\nAuthorization: Bearer {}\r\n\r\n",
-        bed.config_maps(),
-        bed.token
-    );
+    let hidden =
+        format!("GET {} HTTP/1.1\r\nHost: k\r\nAuthorization: Bearer {}\r\n\r\n", bed.config_maps(), bed.token);
     let chunked = format!("0\r\n\r\n{hidden}");
     for (headers, body) in [
         (format!("Content-Length: {}\r\nTransfer-Encoding: chunked", chunked.len()), &chunked),
@@ -259,16 +255,13 @@ async fn a_smuggled_request_shows_no_foreign_object() {
         ("Content-Length: 0".to_owned(), &hidden),
         ("Upgrade: h2c\r\nConnection: Upgrade".to_owned(), &hidden),
     ] {
-        let first = format!(
-            "POST /apis HTTP/1.1\r\nHost: k\r\nAuthorization: Bearer {}\r\n{headers}\r\n\r\n{body}",
-            bed.token
-        );
+        let first =
+            format!("POST /apis HTTP/1.1\r\nHost: k\r\nAuthorization: Bearer {}\r\n{headers}\r\n\r\n{body}", bed.token);
         let last = format!(
             "GET /version HTTP/1.1\r\nHost: k\r\nConnection: close\r\nAuthorization: Bearer {}\r\n\r\n",
             bed.token
         );
-        let answer =
-            exchange_bytes(&bed.pki, proxy.address, format!("{first}{last}").as_bytes()).await;
+        let answer = exchange_bytes(&bed.pki, proxy.address, format!("{first}{last}").as_bytes()).await;
         assert!(!answer.contains("foreign-"), "{headers}: {answer}");
     }
 }
@@ -293,11 +286,7 @@ async fn a_deletecollection_deletes_only_what_the_pod_may_see() {
             let mut client = Client::connect(&bed.pki, proxy.address, version).await;
             assert!(client.ask(request).await.status.is_success());
             let left = names(&bed.admin("GET", &target, &Value::Null).await.unwrap());
-            assert_eq!(
-                left.len(),
-                if query.is_empty() { 3 } else { 6 },
-                "{target}{query}: {left:?}"
-            );
+            assert_eq!(left.len(), if query.is_empty() { 3 } else { 6 }, "{target}{query}: {left:?}");
         }
         let list = bed.admin("GET", &target, &Value::Null).await.unwrap();
         let items = list["items"].as_array().unwrap();
@@ -315,10 +304,8 @@ async fn a_byte_in_a_target_is_handled_as_by_the_server_or_refused() {
     fs::copy(bed.plane.ca(), direct.path("mesh.crt")).unwrap();
     let mut differ = Vec::new();
     for byte in 0x21..=0xff_u8 {
-        for place in [&b"/api/v1/namespaces/a\0b"[..], b"/api/v1/namespaces?x=a\0b", b"/versio\0n"]
-        {
-            let target: Vec<u8> =
-                place.iter().map(|one| if *one == 0 { byte } else { *one }).collect();
+        for place in [&b"/api/v1/namespaces/a\0b"[..], b"/api/v1/namespaces?x=a\0b", b"/versio\0n"] {
+            let target: Vec<u8> = place.iter().map(|one| if *one == 0 { byte } else { *one }).collect();
             let head = [
                 b"GET ",
                 &target[..],

@@ -21,12 +21,7 @@ impl Informer {
     fn start(bed: &Bed, proxy: &Proxy, more: &[&str]) -> Self {
         let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../control-plane");
         let program = bed.pki.path("informer");
-        let go = Command::new("go")
-            .args(["build", "-o"])
-            .arg(&program)
-            .arg("./informer")
-            .current_dir(module)
-            .status();
+        let go = Command::new("go").args(["build", "-o"]).arg(&program).arg("./informer").current_dir(module).status();
         assert!(go.unwrap().success());
         let mut child = Command::new(program)
             .args(["-server", &format!("https://{}", proxy.address), "-namespace", &bed.namespace])
@@ -85,15 +80,9 @@ async fn changes_reach_a_real_informer(more: &[&str]) {
     }
     let truth = json!(bed.truth(&selector).await);
     let informer = std::cell::RefCell::new(&mut informer);
-    until("the store to equal the API server", || async {
-        informer.borrow_mut().state()["store"] == truth
-    })
-    .await;
+    until("the store to equal the API server", || async { informer.borrow_mut().state()["store"] == truth }).await;
     let state = informer.borrow_mut().state();
-    assert_eq!(
-        (&state["lists"], &state["watches"], &state["wrong"]),
-        (&json!(1), &json!(1), &json!([]))
-    );
+    assert_eq!((&state["lists"], &state["watches"], &state["wrong"]), (&json!(1), &json!(1), &json!([])));
     let seen: BTreeSet<u64> = serde_json::from_value(state["closely"].clone()).unwrap();
     written.retain(|version| !seen.contains(version));
     assert!(written.is_empty(), "versions that were never seen: {written:?}");

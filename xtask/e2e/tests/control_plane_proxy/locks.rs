@@ -34,8 +34,7 @@ async fn no_way_to_read_them_shows_another_shards_lock_or_is_refused() {
                 let answer = bed.by(&proxy, version, &asked, table).await;
                 let list: Value = serde_json::from_slice(&answer.body).unwrap();
                 let rows = list["rows"].as_array().unwrap();
-                let shown: BTreeSet<&str> =
-                    rows.iter().map(|row| row["cells"][0].as_str().unwrap()).collect();
+                let shown: BTreeSet<&str> = rows.iter().map(|row| row["cells"][0].as_str().unwrap()).collect();
                 assert!(shown.contains("lead") && shown.contains("other"), "{asked}: {shown:?}");
                 assert!(!shown.iter().any(|name| name.contains("---")), "{asked}: {shown:?}");
             }
@@ -63,10 +62,8 @@ async fn a_share_of_several_pages_joins_and_leaves_whole() {
     let list = bed.through(&proxy, Version::HTTP_2, &bed.config_maps()).await.1;
     let at = list["metadata"]["resourceVersion"].as_str().unwrap();
     let watch = format!("{}?watch=1&resourceVersion={at}", bed.config_maps());
-    let request = Request::get(watch)
-        .header("authorization", format!("Bearer {}", bed.token))
-        .body(Full::default())
-        .unwrap();
+    let request =
+        Request::get(watch).header("authorization", format!("Bearer {}", bed.token)).body(Full::default()).unwrap();
     let mut client = Client::connect(&bed.pki, proxy.address, Version::HTTP_2).await;
     let mut watch = client.send(request).await.unwrap().into_body();
     let mut read = Vec::new();

@@ -20,8 +20,7 @@ const ACCEPTS: [&str; 6] = [
     "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
 ];
 
-const WATCH_LIST: &str =
-    "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+const WATCH_LIST: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
 /// Config maps and widgets, half of them the pod's; where they are, and the newest version.
 async fn filled(bed: &Bed) -> ([String; 2], String) {
@@ -51,10 +50,7 @@ async fn lists_of_every_kind_are_the_server_s_own_bytes() {
                 let through = format!("{target}?{exact}");
                 let answer = assert_same(&bed, &proxy, version, [&direct, &through], accept).await;
                 let text = String::from_utf8_lossy(&answer).into_owned();
-                assert!(
-                    text.contains("own-2") && !text.contains("other-"),
-                    "{target} as {accept}: {text}"
-                );
+                assert!(text.contains("own-2") && !text.contains("other-"), "{target} as {accept}: {text}");
             }
         }
     }
@@ -134,11 +130,8 @@ async fn assert_same(
         assert_eq!((expected.status, answer.status), (StatusCode::OK, StatusCode::OK));
         assert_eq!(answer.headers["content-type"], expected.headers["content-type"]);
         let body = answer.body.to_vec();
-        let same = if momentary {
-            without_digits(&body) == without_digits(&expected.body)
-        } else {
-            body == expected.body
-        };
+        let same =
+            if momentary { without_digits(&body) == without_digits(&expected.body) } else { body == expected.body };
         if same && !body.is_empty() {
             return body;
         }
@@ -148,10 +141,7 @@ async fn assert_same(
             && (body.starts_with(&expected.body) || expected.body.starts_with(&body));
         // An age may have got another digit just then, and the server may add a bookmark when it likes to.
         let texts = [&body[..], &expected.body].map(String::from_utf8_lossy);
-        assert!(
-            (momentary || is_cut) && tries < 10,
-            "{through} as {accept}, {version:?}: {texts:?}"
-        );
+        assert!((momentary || is_cut) && tries < 10, "{through} as {accept}, {version:?}: {texts:?}");
     }
 }
 
@@ -163,11 +153,8 @@ fn without_digits(body: &[u8]) -> Vec<u8> {
 async fn a_quiet_kind_is_listed_and_watched_after_a_policy_change() {
     let bed = Bed::new().await;
     let ([_, quiet], _) = filled(&bed).await;
-    let version_of = |list: &Value| -> u64 {
-        list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
-    };
-    let newest =
-        async |target: &str| version_of(&bed.admin("GET", target, &Value::Null).await.unwrap());
+    let version_of = |list: &Value| -> u64 { list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap() };
+    let newest = async |target: &str| version_of(&bed.admin("GET", target, &Value::Null).await.unwrap());
     let before = newest(&quiet).await;
     bed.create("later", 0).await;
     let changed_at = newest(&bed.config_maps()).await;
@@ -176,9 +163,7 @@ async fn a_quiet_kind_is_listed_and_watched_after_a_policy_change() {
     let policy = bed.pki.path("policy");
     let proxy = Proxy::start(&bed.pki, bed.upstream(), &["--policy", policy.to_str().unwrap()]);
     for version in BOTH {
-        let (status, _) = bed
-            .through(&proxy, version, &format!("{quiet}?watch=1&resourceVersion={before}"))
-            .await;
+        let (status, _) = bed.through(&proxy, version, &format!("{quiet}?watch=1&resourceVersion={before}")).await;
         assert_eq!(status, StatusCode::GONE);
         let asked = [
             "resourceVersion=0".to_owned(),
@@ -232,8 +217,7 @@ async fn a_watch_list_follows_a_policy_after_its_initial_events() {
     let (targets, _) = filled(&bed).await;
     for target in &targets {
         let proxy = bed.proxy("policy", "slot=0");
-        let mut client =
-            crate::harness::client::Client::connect(&bed.pki, proxy.address, Version::HTTP_2).await;
+        let mut client = crate::harness::client::Client::connect(&bed.pki, proxy.address, Version::HTTP_2).await;
         let request = http::Request::get(format!("{target}?{WATCH_LIST}"))
             .header("authorization", format!("Bearer {}", bed.token))
             .header("accept", "application/json")

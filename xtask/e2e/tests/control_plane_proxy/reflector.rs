@@ -137,10 +137,7 @@ async fn changes_reach_a_reflector(config: watcher::Config, wait_for_each: bool)
         };
         soon("the watch to go over to the new policy", spliced).await;
     }
-    until("the store to equal the API server", || async {
-        reflector.state() == bed.truth(&selector).await
-    })
-    .await;
+    until("the store to equal the API server", || async { reflector.state() == bed.truth(&selector).await }).await;
     assert!(proxy.metric("ctrlmesh_proxy_watches_expired_total").await == 0.0);
     let seen = std::mem::take(&mut *reflector.seen.lock().unwrap());
     assert_eq!((seen.lists, seen.wrong), (1, Vec::new()));

@@ -27,9 +27,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tonic::{Code, Status};
 
-use crate::bed::{
-    AUDIENCE, Bed, UNPROVEN_OF_ONE, eventually, inside, of_node, of_pod, policy, soon, until,
-};
+use crate::bed::{AUDIENCE, Bed, UNPROVEN_OF_ONE, eventually, inside, of_node, of_pod, policy, soon, until};
 use crate::replicas::believing;
 use crate::token::{self, TestPod};
 
@@ -95,11 +93,7 @@ async fn expired_foreign_forged_and_unbound_tokens_are_refused() {
         ("huge", "x".repeat(9000)),
     ] {
         let before = bed.refused("token");
-        assert_eq!(
-            refusal(bed.follow(&wrong, of_pod(&pod)).await),
-            Code::Unauthenticated,
-            "{what}"
-        );
+        assert_eq!(refusal(bed.follow(&wrong, of_pod(&pod)).await), Code::Unauthenticated, "{what}");
         assert_eq!(bed.refused("token"), before + 1, "{what}");
     }
     let unbound = pod.unbound_token(&bed.client, AUDIENCE).await;
@@ -221,11 +215,7 @@ async fn a_verdict_on_anothers_pod_only_ends_the_stream() {
     let token = one.token(&bed.client, AUDIENCE).await;
     let mut stream = bed.follow(&token, of_pod(&one)).await.unwrap();
     stream.told().await;
-    let id = PodId {
-        namespace: other.namespace.clone(),
-        name: other.name.clone(),
-        uid: other.uid.clone(),
-    };
+    let id = PodId { namespace: other.namespace.clone(), name: other.name.clone(), uid: other.uid.clone() };
     let verdict = Verdict { pod: Some(id), epoch: 99, ..Verdict::default() };
     stream.reports.send(Report { said: Some(Said::Verdict(verdict)) }).await.unwrap();
     let ended = soon("the end", stream.updates.message()).await;
@@ -242,8 +232,7 @@ async fn who_says_too_much_of_one_policy_is_let_go() {
     let token = pod.token(&bed.client, AUDIENCE).await;
     let mut stream = bed.follow(&token, of_pod(&pod)).await.unwrap();
     let told = soon("the policy", stream.updates.message()).await.unwrap().unwrap();
-    let id =
-        PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let id = PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
     for epoch in 0..17 {
         let digest = told.policies[0].digest;
         let verdict = Verdict { pod: Some(id.clone()), epoch, digest, ..Verdict::default() };
@@ -391,9 +380,6 @@ async fn who_holds_many_connections_open_keeps_no_proxy_out() {
     let mut stream = bed.follow(&token, of_pod(&pod)).await.unwrap();
     assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
     // The few that were let in are let go of when they say nothing.
-    until("the rest to be given up", || {
-        bed.refused("slow") >= u64::try_from(UNPROVEN_OF_ONE).unwrap()
-    })
-    .await;
+    until("the rest to be given up", || bed.refused("slow") >= u64::try_from(UNPROVEN_OF_ONE).unwrap()).await;
     drop(held);
 }

@@ -25,8 +25,7 @@ use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::push::identity::Reviewer;
 use ctrlmesh_manager::push::policy_store::{self, PolicyStore, Posted, Receipt};
 use ctrlmesh_manager::push::service::{
-    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay,
-    ReviewSchedule, SigningQuota,
+    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay, ReviewSchedule, SigningQuota,
 };
 use ctrlmesh_manager::push::staleness::StalenessCheck;
 use ctrlmesh_manager::readiness::Readiness;
@@ -131,9 +130,7 @@ impl Bed {
         let this = candidate("this", &self.address.to_string());
         let client = self.client.clone();
         self.leadership = lease::campaign(client, &self.namespace, this, &self.drain);
-        let listener = eventually("the address to be free", async || {
-            TcpListener::bind(self.address).await.ok()
-        });
+        let listener = eventually("the address to be free", async || TcpListener::bind(self.address).await.ok());
         let listener = listener.await;
         self.serve(listener);
     }
@@ -148,11 +145,7 @@ impl Bed {
         let refusals = Refusals::register(&mut self.registry);
         let push = Arc::new(PushService {
             store: self.store.clone(),
-            staleness: StalenessCheck::new(
-                self.client.clone(),
-                "ctrlmesh-system".to_owned(),
-                self.posted.subscribe(),
-            ),
+            staleness: StalenessCheck::new(self.client.clone(), "ctrlmesh-system".to_owned(), self.posted.subscribe()),
             reviewer: Reviewer::new(self.client.clone(), &mut self.registry),
             ca_store: self.ca_store.clone(),
             accounts: Accounts {
@@ -170,8 +163,7 @@ impl Bed {
         });
         let presented = serving::first(&self.ca_store, &Names::of(["127.0.0.1"])).unwrap();
         let tls = TlsAcceptor::from(Arc::new(tls::server(presented, &[tls::ALPN_HTTP2]).unwrap()));
-        let limits =
-            Limits { connections: 10_000, unproven: 512, unproven_of_one: UNPROVEN_OF_ONE };
+        let limits = Limits { connections: 10_000, unproven: 512, unproven_of_one: UNPROVEN_OF_ONE };
         let serve = move |stream, admission| push.clone().serve(stream, admission);
         let listen = Listener::new(limits, refusals);
         self.drain.spawn(listen.run(listener, tls, self.drain.clone(), serve));
@@ -218,12 +210,7 @@ impl Bed {
     }
 
     /// The same, with what a manager gave before.
-    pub(crate) async fn follow_with(
-        &self,
-        token: &str,
-        hello: Hello,
-        ticket: &[u8],
-    ) -> Result<Stream, Status> {
+    pub(crate) async fn follow_with(&self, token: &str, hello: Hello, ticket: &[u8]) -> Result<Stream, Status> {
         Stream::begin(self.connect(token).await.unwrap(), hello, ticket).await
     }
 
@@ -348,13 +335,9 @@ pub(crate) fn candidate(identity: &str, address: &str) -> Candidate {
 
 /// A policy that shows only the `ConfigMaps` that `selector` matches.
 pub(crate) fn policy(epoch: u64, selector: &str) -> Policy {
-    let resources =
-        ResourceMatch { api_groups: vec![String::new()], resources: vec!["configmaps".to_owned()] };
-    let limit = Limit {
-        relate_resources: vec![resources],
-        selector: Selector::parse(selector).unwrap(),
-        changed_at: None,
-    };
+    let resources = ResourceMatch { api_groups: vec![String::new()], resources: vec!["configmaps".to_owned()] };
+    let limit =
+        Limit { relate_resources: vec![resources], selector: Selector::parse(selector).unwrap(), changed_at: None };
     Policy { epoch, limits: vec![limit], ..Policy::default() }
 }
 
@@ -365,9 +348,7 @@ pub(crate) fn inside(policy: Policy) -> Policy {
 
 /// What `work` gives; the test fails when it takes too long.
 pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
-    time::timeout(PATIENCE, work)
-        .await
-        .unwrap_or_else(|_elapsed| panic!("waited in vain for {what}"))
+    time::timeout(PATIENCE, work).await.unwrap_or_else(|_elapsed| panic!("waited in vain for {what}"))
 }
 
 /// What `attempt` gives as soon as it gives something.

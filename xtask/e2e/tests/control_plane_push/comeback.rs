@@ -13,9 +13,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tonic::Code;
 
-use crate::bed::{
-    AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, operator_of, policy, until,
-};
+use crate::bed::{AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, operator_of, policy, until};
 use crate::harness;
 use crate::stream::Stream;
 use crate::token::TestPod;
@@ -98,8 +96,7 @@ async fn who_comes_back_is_told_only_what_it_does_not_know() {
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(2, "a=3"))]);
     let mut again = bed.follow(&token, hello).await.unwrap();
     let update = update(&mut again).await;
-    let names: Vec<_> =
-        update.policies.iter().map(|entry| entry.pod.clone().unwrap().name).collect();
+    let names: Vec<_> = update.policies.iter().map(|entry| entry.pod.clone().unwrap().name).collect();
     assert_eq!(names, ["op-1"]);
     let names: Vec<_> = update.gone.iter().map(|pod| pod.name.as_str()).collect();
     assert_eq!(names, ["op-2"]);

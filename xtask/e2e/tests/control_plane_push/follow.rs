@@ -15,21 +15,14 @@ use rustls_pki_types::pem::PemObject as _;
 use serde_json::json;
 use tonic::Code;
 
-use crate::bed::{
-    AUDIENCE, Bed, eventually, inside, notices_of, of_node, of_pod, policy, soon, until,
-};
+use crate::bed::{AUDIENCE, Bed, eventually, inside, notices_of, of_node, of_pod, policy, soon, until};
 use crate::process::{ProxySettings, Sidecar};
 use crate::token::{self, TestPod};
 
 const API: &str = "https://kubernetes.default.svc";
 
 /// A client as an operator is one: it believes the mesh's authority only.
-pub(crate) async fn operator(
-    admin: &Client,
-    settings: &ProxySettings,
-    pod: &TestPod,
-    sidecar: &Sidecar,
-) -> Client {
+pub(crate) async fn operator(admin: &Client, settings: &ProxySettings, pod: &TestPod, sidecar: &Sidecar) -> Client {
     let mut config = Config::new(format!("https://{}", sidecar.address).parse().unwrap());
     let mesh = CertificateDer::pem_file_iter(settings.folder.join("mesh.crt")).unwrap();
     config.root_cert = Some(mesh.map(|one| one.unwrap().to_vec()).collect());
@@ -57,19 +50,12 @@ async fn with_objects(bed: &Bed) {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
         "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": bed.namespace}],
     });
-    let bindings: Api<k8s_openapi::api::rbac::v1::RoleBinding> =
-        Api::namespaced(bed.client.clone(), &bed.namespace);
-    bindings
-        .create(&PostParams::default(), &serde_json::from_value(binding).unwrap())
-        .await
-        .unwrap();
+    let bindings: Api<k8s_openapi::api::rbac::v1::RoleBinding> = Api::namespaced(bed.client.clone(), &bed.namespace);
+    bindings.create(&PostParams::default(), &serde_json::from_value(binding).unwrap()).await.unwrap();
 }
 
 async fn until_sees(client: &Client, namespace: &str, names: &[&str]) {
-    eventually(&format!("to see {names:?}"), async || {
-        (seen(client, namespace).await? == names).then_some(())
-    })
-    .await;
+    eventually(&format!("to see {names:?}"), async || (seen(client, namespace).await? == names).then_some(())).await;
 }
 
 #[tokio::test]
@@ -117,10 +103,8 @@ async fn proxies_go_on_and_start_without_the_manager() {
 
     bed.restart().await;
     publish(&bed, 3, ["slot=3", "slot!=3"]);
-    until("the proxies to come back", || {
-        pods.iter().all(|pod| bed.receipt(pod).is_some_and(|one| one.epoch == 3))
-    })
-    .await;
+    until("the proxies to come back", || pods.iter().all(|pod| bed.receipt(pod).is_some_and(|one| one.epoch == 3)))
+        .await;
     until_sees(&restarted, &bed.namespace, &["c0", "c1", "c2"]).await;
 }
 
@@ -160,8 +144,7 @@ async fn a_refused_policy_is_reported_and_the_last_one_stays() {
     let token = pod.token(&bed.client, AUDIENCE).await;
     let sidecar = Sidecar::start(&bed.settings(), &pod, &token).await;
     let mut wrong = inside(policy(2, "slot=1"));
-    wrong.lock =
-        Some(Lock { namespace: "ns".into(), name: "NOT A NAME".into(), shard: "s".into() });
+    wrong.lock = Some(Lock { namespace: "ns".into(), name: "NOT A NAME".into(), shard: "s".into() });
     bed.publish(&[(&pod, "node-a", wrong)]);
     until("the refusal", || bed.receipt(&pod).is_some_and(|one| one.refused.is_some())).await;
     let receipt = bed.receipt(&pod).unwrap();
@@ -203,10 +186,7 @@ async fn a_client_that_does_not_read_gets_the_newest_policy_later() {
         // Large, so that a few fill every window and buffer on the way.
         let values: Vec<String> = (0..4000).map(|n| format!("value-{n:040}-{epoch}")).collect();
         let selector = format!("a in ({})", values.join(","));
-        bed.publish(&[
-            (&slow, "node-a", policy(epoch, &selector)),
-            (&quick, "node-b", policy(epoch, "a=1")),
-        ]);
+        bed.publish(&[(&slow, "node-a", policy(epoch, &selector)), (&quick, "node-b", policy(epoch, "a=1"))]);
     };
     publish(1);
     let slow_token = slow.token(&bed.client, AUDIENCE).await;
@@ -287,8 +267,7 @@ async fn a_verdict_on_a_former_pod_is_dropped_or_refused() {
     let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
     let update = stream.update().await;
     let entry = update.policies.iter().find(|entry| name_of(entry) == "op-0").unwrap();
-    let verdict =
-        Verdict { pod: entry.pod.clone(), digest: entry.digest, epoch: 1, refused: String::new() };
+    let verdict = Verdict { pod: entry.pod.clone(), digest: entry.digest, epoch: 1, refused: String::new() };
     bed.publish(&[of_stays(1)]);
     let update = soon("that it is gone", stream.updates.message()).await.unwrap().unwrap();
     assert_eq!(update.gone.len(), 1);

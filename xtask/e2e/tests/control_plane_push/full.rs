@@ -24,8 +24,7 @@ pub(crate) const SYSTEM: &str = "ctrlmesh-system";
 pub(crate) const OPERATOR: &str = "ops";
 
 /// Namespaces with an object each.
-pub(crate) const TEAMS: [&str; 8] =
-    ["team-0", "team-1", "team-2", "team-3", "team-4", "team-5", "team-6", "team-7"];
+pub(crate) const TEAMS: [&str; 8] = ["team-0", "team-1", "team-2", "team-3", "team-4", "team-5", "team-6", "team-7"];
 
 /// What the root divides.
 pub(crate) const ROOT: &str = "op-root";
@@ -94,10 +93,7 @@ pub(crate) async fn seen(client: &Client) -> Option<Teams> {
 }
 
 /// What both see, as soon as each object is seen by exactly one of them, and each sees some, as `is` says.
-pub(crate) async fn parted(
-    clients: &[Client; 2],
-    is: impl Fn(&Teams, &Teams) -> bool,
-) -> [Teams; 2] {
+pub(crate) async fn parted(clients: &[Client; 2], is: impl Fn(&Teams, &Teams) -> bool) -> [Teams; 2] {
     eventually("each object to be seen by one", async || {
         let [one, two] = [seen(&clients[0]).await?, seen(&clients[1]).await?];
         let whole = one.union(&two).count() == TEAMS.len() && one.is_disjoint(&two);
@@ -119,10 +115,7 @@ async fn programmed(client: &Client) -> Option<()> {
 
 pub(crate) async fn believed(client: &Client, settings: &ProxySettings) {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
-    let data = eventually("the authorities", async || {
-        maps.get_opt("ctrlmesh-root-ca").await.unwrap()?.data
-    })
-    .await;
+    let data = eventually("the authorities", async || maps.get_opt("ctrlmesh-root-ca").await.unwrap()?.data).await;
     fs::write(settings.folder.join("manager.crt"), &data["manager-ca.crt"]).unwrap();
     fs::write(settings.folder.join("mesh.crt"), &data["ca.crt"]).unwrap();
 }
@@ -134,10 +127,8 @@ pub(crate) async fn enrolled(
     replica: &Replica,
     folder: &TempDir,
 ) -> (ProxySettings, [TestPod; 2]) {
-    let pods = [
-        token::pod_with_proxy(client, OPERATOR, "op-0").await,
-        token::pod_with_proxy(client, OPERATOR, "op-1").await,
-    ];
+    let pods =
+        [token::pod_with_proxy(client, OPERATOR, "op-0").await, token::pod_with_proxy(client, OPERATOR, "op-1").await];
     let settings = ProxySettings {
         url: cluster.url().to_owned(),
         ca: cluster.ca().to_owned(),

@@ -24,10 +24,7 @@ async fn a_starting_replica_waits_until_the_leader_restores_it() {
     let client = plane.client().await.unwrap();
     let namespace = plane.namespace("gone").await.unwrap();
     let mut leader = Replica::start(plane, &namespace, &[]).await;
-    eventually("authorities to be published", async || {
-        bundle(&client, &namespace, "manager-ca.crt").await
-    })
-    .await;
+    eventually("authorities to be published", async || bundle(&client, &namespace, "manager-ca.crt").await).await;
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let before = secrets.get(SECRET).await.unwrap().data;
     // Leaders of other tests write their own into every ConfigMap of that name.

@@ -46,8 +46,7 @@ async fn a_new_address_gets_a_new_ca_and_the_old_one_still_signs() {
     assert_eq!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1], "as it was believed");
     let chain = after.mesh.sign(&csr(&["kubernetes.default.svc", "192.0.2.7"]), now).unwrap();
     assert_ne!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1]);
-    let (by, of) =
-        after.manager.serving_authority(&Names::of(["127.0.0.1", "manager.example.com"]), now);
+    let (by, of) = after.manager.serving_authority(&Names::of(["127.0.0.1", "manager.example.com"]), now);
     assert_eq!((by.pem(), of), (before.manager.current.pem(), Names::of(["127.0.0.1"])));
     let events: Api<Event> = Api::namespaced(bed.client.clone(), &bed.namespace);
     for name in ["192.0.2.7", "manager.example.com"] {

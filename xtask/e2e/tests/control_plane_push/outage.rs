@@ -75,8 +75,7 @@ async fn a_manager_survives_an_api_server_that_lost_its_history() {
     let log = replica.program().log();
     assert!(log.contains("too old resource version"), "it never met 410:\n{log}");
     for api in policies(&client) {
-        eventually("the API server to label again", async || api.get("ctrlmesh-labels").await.ok())
-            .await;
+        eventually("the API server to label again", async || api.get("ctrlmesh-labels").await.ok()).await;
     }
 }
 
@@ -94,11 +93,9 @@ fn policies(client: &Client) -> [Api<DynamicObject>; 2] {
 
 async fn take_away_policy(client: &Client) {
     for api in policies(client) {
-        eventually("it to be gone", async || {
-            match api.delete("ctrlmesh-labels", &DeleteParams::default()).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => Some(()),
-                deleted => deleted.ok().map(drop),
-            }
+        eventually("it to be gone", async || match api.delete("ctrlmesh-labels", &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Some(()),
+            deleted => deleted.ok().map(drop),
         })
         .await;
     }
@@ -118,12 +115,10 @@ async fn with_things(client: &Client, things: &Api<DynamicObject>) {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     definitions.create(&PostParams::default(), &definition()).await.unwrap();
     for number in 0..THINGS {
-        let thing: Value = json!({"apiVersion": "gone.example.com/v1", "kind": "Thing", "metadata": {"name": format!("t-{number}")}});
+        let thing: Value =
+            json!({"apiVersion": "gone.example.com/v1", "kind": "Thing", "metadata": {"name": format!("t-{number}")}});
         let thing = serde_json::from_value(thing).unwrap();
-        eventually("the kind to be served", async || {
-            things.create(&PostParams::default(), &thing).await.ok()
-        })
-        .await;
+        eventually("the kind to be served", async || things.create(&PostParams::default(), &thing).await.ok()).await;
     }
 }
 
@@ -153,15 +148,9 @@ async fn a_kind_may_vanish_while_it_is_labelled_and_come_back() {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = definition().name_any();
     definitions.delete(&name, &DeleteParams::default()).await.unwrap();
-    eventually("the kind to be gone", async || {
-        definitions.get_opt(&name).await.ok()?.is_none().then_some(())
-    })
-    .await;
+    eventually("the kind to be gone", async || definitions.get_opt(&name).await.ok()?.is_none().then_some(())).await;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "team-0");
     until_labelled(&maps).await;
     with_things(&client, &things).await;
-    eventually("all to be labelled", async || {
-        labelled(&things).await.filter(|count| *count == THINGS)
-    })
-    .await;
+    eventually("all to be labelled", async || labelled(&things).await.filter(|count| *count == THINGS)).await;
 }

@@ -76,9 +76,7 @@ async fn the_leader_places_pods_for_replicas_that_ask_it() {
     config.metadata.namespace = Some(bed.namespace.clone());
     bed.sees(None, Some(&config)).await;
     let token = manager_token(&bed.client, &bed.namespace, "manager-1", bed.folder.path()).await;
-    let pod = |labels, revision: &str| {
-        Member::of_replica_set(bed.namespace.clone(), labels, format!("op-{revision}"))
-    };
+    let pod = |labels, revision: &str| Member::of_replica_set(bed.namespace.clone(), labels, format!("op-{revision}"));
     let (_board, leader) = bed.other_replica(&token).await;
     // Once it is connected. An answer that is late is none: then it is tried with pods of another revision.
     let mut revisions = 0..;
@@ -90,8 +88,7 @@ async fn the_leader_places_pods_for_replicas_that_ask_it() {
             async move { leader.assign_shard(&pod).await }
         });
         let here = (0..SHARDS / 2).map(|_| bed.placement.give(pods()));
-        let (there, here) =
-            tokio::join!(futures::future::join_all(there), futures::future::join_all(here));
+        let (there, here) = tokio::join!(futures::future::join_all(there), futures::future::join_all(here));
         let given: Option<Vec<String>> = there.into_iter().chain(here).collect();
         given.inspect(|given| assert_eq!(counted(given.clone()), each_once()))
     })
@@ -101,20 +98,12 @@ async fn the_leader_places_pods_for_replicas_that_ask_it() {
     bed.leadership().step_down();
     eventually("it not to lead", async || (!bed.leadership().is_held()).then_some(())).await;
     let token = fs::read_to_string(token).unwrap();
-    assert_eq!(
-        attacks::call(&bed, wire::ASSIGN_SHARD, Some(&token)).await,
-        Code::FailedPrecondition
-    );
+    assert_eq!(attacks::call(&bed, wire::ASSIGN_SHARD, Some(&token)).await, Code::FailedPrecondition);
 }
 
 /// Asks a manager about a pod of this revision of the Deployment; the shard that it gives. What is `tried` counts for
 /// no other.
-async fn ask(
-    (webhooks, believed): (SocketAddr, &str),
-    namespace: &str,
-    revision: &str,
-    tried: bool,
-) -> Option<String> {
+async fn ask((webhooks, believed): (SocketAddr, &str), namespace: &str, revision: &str, tried: bool) -> Option<String> {
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("op-{revision}"), "uid": "u", "controller": true});
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -138,8 +127,8 @@ async fn ask(
     stream.read_to_string(&mut answer).await.unwrap();
     let body: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
     // Our library writes the bytes as numbers, which Go reads as well as Base64.
-    let patch: Vec<u8> = serde_json::from_value(body["response"]["patch"].clone())
-        .unwrap_or_else(|error| panic!("{error}: {body}"));
+    let patch: Vec<u8> =
+        serde_json::from_value(body["response"]["patch"].clone()).unwrap_or_else(|error| panic!("{error}: {body}"));
     let patch: Vec<Value> = serde_json::from_slice(&patch).unwrap();
     let injected = label::SHARDING_CONFIG_INJECTED.replace('/', "~1");
     let label = patch.iter().find(|one| one["path"] == format!("/metadata/labels/{injected}"));
@@ -147,12 +136,7 @@ async fn ask(
 }
 
 /// Two managers, each with its token.
-async fn managers(
-    plane: &ControlPlane,
-    client: &Client,
-    namespace: &str,
-    folder: &Path,
-) -> Vec<Replica> {
+async fn managers(plane: &ControlPlane, client: &Client, namespace: &str, folder: &Path) -> Vec<Replica> {
     let account = format!("{namespace}/manager");
     let mut replicas = Vec::new();
     for name in ["manager-0", "manager-1"] {

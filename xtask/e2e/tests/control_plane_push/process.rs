@@ -185,9 +185,7 @@ impl Replica {
     pub(crate) async fn start(plane: &ControlPlane, namespace: &str, more: &[&str]) -> Self {
         harness::install(&plane.client().await.unwrap()).await.unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_e2e-manager"));
-        command
-            .args(["run", "--log-format", "json", "--namespace", namespace])
-            .args(["--serving-name", "127.0.0.1"]);
+        command.args(["run", "--log-format", "json", "--namespace", namespace]).args(["--serving-name", "127.0.0.1"]);
         if !more.contains(&"--kubeconfig") {
             command.arg("--kubeconfig").arg(plane.kubeconfig());
         }

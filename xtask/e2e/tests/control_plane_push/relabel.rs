@@ -205,8 +205,7 @@ async fn new_keys_replace_old_ones_and_no_object_leaves_its_shard() {
     before.program().kill();
     // So slowly that one can look on.
     let mut slow = bed.manager(&[&LABEL_FLAGS[..], &["--label-rate", "40"]].concat()).await;
-    eventually("some to have both", async || (labelled(client, KEY).await? > EACH).then_some(()))
-        .await;
+    eventually("some to have both", async || (labelled(client, KEY).await? > EACH).then_some(())).await;
     // What comes while the manager is away has both all the same, and nobody is asked for the next ones yet.
     slow.program().kill();
     let begun = labels(client).await.unwrap();
@@ -251,8 +250,7 @@ async fn said_so(client: &Client) {
     }
     let managers: Api<ManagerState> = Api::all(client.clone());
     let status = managers.get("ctrlmesh-manager").await.unwrap().status.unwrap();
-    let said: BTreeMap<_, _> =
-        status.conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
+    let said: BTreeMap<_, _> = status.conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
     assert_eq!(said, [("Relabelled", "True")].into());
 }
 
@@ -267,8 +265,7 @@ async fn another_hash_under_the_same_key_takes_over_in_one_epoch() {
     let in_force = |labels: LabelsStatus| (labels.in_force.sharding_hash, labels.in_force.hash);
     let old = (label::SHARDING_HASH.to_owned(), "fnv1a".to_owned());
     let spare = format!("{}sharding-hash", label::SPARE);
-    eventually("some to have both", async || (labelled(client, &spare).await? > 0).then_some(()))
-        .await;
+    eventually("some to have both", async || (labelled(client, &spare).await? > 0).then_some(())).await;
     assert_eq!(in_force(labels(client).await.unwrap()), old);
     assert_eq!(bed.held.wrong(), Vec::<String>::new(), "before any share changes");
     eventually("shares by the spare keys, which every proxy has", async || {

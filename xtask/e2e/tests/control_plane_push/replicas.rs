@@ -51,14 +51,10 @@ pub(crate) fn believing(bundle: &str) -> ClientConfig {
 }
 
 /// The certificate that it presents to who believes `bundle`.
-pub(crate) async fn presented(
-    address: SocketAddr,
-    bundle: &str,
-) -> Option<CertificateDer<'static>> {
+pub(crate) async fn presented(address: SocketAddr, bundle: &str) -> Option<CertificateDer<'static>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("127.0.0.1").unwrap();
-    let stream =
-        TlsConnector::from(Arc::new(believing(bundle))).connect(name, stream).await.ok()?;
+    let stream = TlsConnector::from(Arc::new(believing(bundle))).connect(name, stream).await.ok()?;
     stream.get_ref().1.peer_certificates().map(|chain| chain[0].clone().into_owned())
 }
 
@@ -241,8 +237,5 @@ async fn a_secret_that_holds_something_else_is_not_overwritten() {
     let before = secrets.get("ctrlmesh-ca").await.unwrap();
     let mut replica = Replica::start(plane, &namespace, &[]).await;
     soon("it to say so", replica.program().until_ended("remove it to have it made anew")).await;
-    assert_eq!(
-        secrets.get("ctrlmesh-ca").await.unwrap().metadata.resource_version,
-        before.metadata.resource_version
-    );
+    assert_eq!(secrets.get("ctrlmesh-ca").await.unwrap().metadata.resource_version, before.metadata.resource_version);
 }

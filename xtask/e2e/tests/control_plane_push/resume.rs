@@ -48,19 +48,16 @@ async fn a_manager_goes_on_labelling_where_the_one_before_was_killed() {
     world(&client).await;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), TEAMS[1]);
     for number in 0..OBJECTS {
-        let map =
-            json!({"metadata": {"name": format!("made-{number}"), "labels": {"made": "true"}}});
+        let map = json!({"metadata": {"name": format!("made-{number}"), "labels": {"made": "true"}}});
         maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
     }
     let mut first = Replica::start(&cluster, SYSTEM, &["--label-rate", "40"]).await;
-    eventually("some to be labelled", async || labelled(&maps).await.filter(|it| *it >= BEFORE))
-        .await;
+    eventually("some to be labelled", async || labelled(&maps).await.filter(|it| *it >= BEFORE)).await;
     first.program().kill();
     let before = labelled(&maps).await.unwrap();
     assert!(before < OBJECTS, "all were labelled already");
     let _second = Replica::start(&cluster, SYSTEM, &["--label-rate", "1000"]).await;
-    eventually("all to be labelled", async || labelled(&maps).await.filter(|it| *it == OBJECTS))
-        .await;
+    eventually("all to be labelled", async || labelled(&maps).await.filter(|it| *it == OBJECTS)).await;
     // What was on its way at the kill may have been done without an answer; and a line comes after the answer.
     let patches = eventually("the log to say who labelled them", async || {
         let patches = patched(&cluster);

@@ -60,9 +60,7 @@ fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
     let log = fs::read_to_string(cluster.audit_log()).unwrap();
     let lines = log.lines().filter(|line| line.contains(PROGRAM));
     for event in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-        let is = |who: &Value, account: &str| {
-            who["username"] == format!("system:serviceaccount:{NAMESPACE}:{account}")
-        };
+        let is = |who: &Value, account: &str| who["username"] == format!("system:serviceaccount:{NAMESPACE}:{account}");
         let agent = event["userAgent"].as_str().unwrap_or_default();
         if !agent.starts_with(PROGRAM) || !is(&event["user"], ACCOUNT) {
             continue;
@@ -106,8 +104,7 @@ fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
 fn not_asked(asked: &Asked) -> Left {
     let mut left = Left::new();
     for role in &ROLES {
-        for (right, resource) in
-            role.rules.iter().flat_map(|right| right.resources.iter().map(move |one| (right, one)))
+        for (right, resource) in role.rules.iter().flat_map(|right| right.resources.iter().map(move |one| (right, one)))
         {
             for verb in right.verbs {
                 let here = |namespace: &str| match role.scope {
@@ -180,11 +177,7 @@ async fn registered(client: &Client) {
 }
 
 /// Two managers that may do what the table says, and the first's arguments.
-async fn managers(
-    cluster: &ControlPlane,
-    client: &Client,
-    folder: &TempDir,
-) -> ([Replica; 2], Vec<String>) {
+async fn managers(cluster: &ControlPlane, client: &Client, folder: &TempDir) -> ([Replica; 2], Vec<String>) {
     let pods: [TestPod; 2] = [
         token::pod(client, SYSTEM, "ctrlmesh-manager-0", ACCOUNT, "node-a").await,
         token::pod(client, SYSTEM, "ctrlmesh-manager-1", ACCOUNT, "node-a").await,
@@ -233,10 +226,7 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     believed.patch(root_ca::MESH, &PatchParams::default(), &wrong).await.unwrap();
     divide(client, 1, None).await;
     for name in ["op-2-normal", "op-3-normal"] {
-        eventually("one shard", async || {
-            shards.get_opt(name).await.unwrap().is_none().then_some(())
-        })
-        .await;
+        eventually("one shard", async || shards.get_opt(name).await.unwrap().is_none().then_some(())).await;
     }
     let policies: Api<MutatingAdmissionPolicy> = Api::all(client.clone());
     eventually("what labels at once", async || policies.get(POLICY).await.ok()).await;
@@ -283,10 +273,9 @@ async fn exchanged(cluster: &ControlPlane, client: &Client) {
     let wrong = Some(ByteString(fs::read(cluster.ca()).unwrap()));
     let is_told = || {
         let resource = "mutatingwebhookconfigurations";
-        requests(cluster).iter().any(|one| {
-            (one.verb.as_str(), one.resource.as_str(), one.name.as_str())
-                == ("update", resource, POLICY)
-        })
+        requests(cluster)
+            .iter()
+            .any(|one| (one.verb.as_str(), one.resource.as_str(), one.name.as_str()) == ("update", resource, POLICY))
     };
     eventually("the right authority to be believed again", async || {
         if is_told() {
@@ -321,9 +310,7 @@ async fn the_managers_have_all_rights_that_they_use_and_no_others() {
         loop {
             left = not_asked(&asked(&cluster).0);
             // What is seldom asked for may have been asked for this time.
-            left.retain(|(account, resource, verb, _)| {
-                !NOT_ASKED.contains(&(account, resource, verb))
-            });
+            left.retain(|(account, resource, verb, _)| !NOT_ASKED.contains(&(account, resource, verb)));
             if left.is_empty() {
                 return;
             }

@@ -53,12 +53,7 @@ async fn signing(client: &Client) -> Option<[Vec<u8>; 2]> {
 }
 
 /// Waits until clients that begin now see each object through exactly one of the proxies.
-async fn until_served(
-    client: &Client,
-    settings: &ProxySettings,
-    pods: &[TestPod; 2],
-    sidecars: &[Sidecar; 2],
-) {
+async fn until_served(client: &Client, settings: &ProxySettings, pods: &[TestPod; 2], sidecars: &[Sidecar; 2]) {
     eventually("new clients to be served", async || {
         let one = operator(client, settings, &pods[0], &sidecars[0]).await;
         let two = operator(client, settings, &pods[1], &sidecars[1]).await;
@@ -138,11 +133,7 @@ async fn another_signs(client: &Client, before: &[Vec<u8>; 2]) -> [Vec<u8>; 2] {
 
 /// Who read the bundle when people were told believes, after the exchange, a proxy that begins then. On a machine so
 /// slow that yet another one signs meanwhile, it is tried with that.
-async fn who_read_it_in_time_believes_what_is_signed_then(
-    client: &Client,
-    settings: &ProxySettings,
-    pod: &TestPod,
-) {
+async fn who_read_it_in_time_believes_what_is_signed_then(client: &Client, settings: &ProxySettings, pod: &TestPod) {
     for _ in 0..5 {
         let before = signing(client).await.unwrap();
         let told = told_in_time(client).await;
@@ -158,10 +149,7 @@ async fn who_read_it_in_time_believes_what_is_signed_then(
         if told.contains(std::str::from_utf8(&signs).unwrap().trim()) {
             let [before, _] = before.map(|pem| String::from_utf8(pem).unwrap());
             assert!(presented(sidecar.address, &told).await.is_some(), "it was told in time");
-            assert!(
-                presented(sidecar.address, &before).await.is_none(),
-                "the former has signed it"
-            );
+            assert!(presented(sidecar.address, &before).await.is_none(), "the former has signed it");
             return;
         }
     }
@@ -182,9 +170,7 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     divide(&client, 2, None).await;
     let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
     mount(&client, &settings);
-    let start = async |pod: &TestPod| {
-        Sidecar::start(&settings, pod, &pod.token(&client, AUDIENCE).await).await
-    };
+    let start = async |pod: &TestPod| Sidecar::start(&settings, pod, &pod.token(&client, AUDIENCE).await).await;
     let sidecars = [start(&pods[0]).await, start(&pods[1]).await];
     until_served(&client, &settings, &pods, &sidecars).await;
     who_read_it_in_time_believes_what_is_signed_then(&client, &settings, &pods[0]).await;

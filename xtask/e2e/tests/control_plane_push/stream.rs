@@ -20,11 +20,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Says hello over `link`, and shows what a manager gave before.
-    pub(crate) async fn begin(
-        mut link: Connection,
-        hello: Hello,
-        ticket: &[u8],
-    ) -> Result<Self, Status> {
+    pub(crate) async fn begin(mut link: Connection, hello: Hello, ticket: &[u8]) -> Result<Self, Status> {
         let (reports, outbound) = mpsc::channel(64);
         reports.try_send(Report { said: Some(Said::Hello(hello)) }).unwrap();
         let updates = link.follow(ReceiverStream::new(outbound), ticket).await?;

@@ -75,8 +75,7 @@ async fn begin(cluster: &ControlPlane, arguments: &[String]) -> Replica {
 /// Looks on what is written of shards, for as long as the runtime is there.
 fn watch(client: &Client) -> Written {
     let written = Written::default();
-    let (shards, seen) =
-        (Api::<ShardingConfig>::namespaced(client.clone(), OPERATOR), written.clone());
+    let (shards, seen) = (Api::<ShardingConfig>::namespaced(client.clone(), OPERATOR), written.clone());
     tokio::spawn(async move {
         let mut events = std::pin::pin!(watcher::watcher(shards, watcher::Config::default()));
         while let Some(event) = events.next().await {
@@ -114,8 +113,7 @@ async fn shards(client: &Client, written: &Written, names: BTreeSet<&str>) {
         let seen = written.lock().unwrap();
         let all_seen = there.iter().all(|one| {
             let generations = seen.get(&(one.name_any(), one.uid().unwrap_or_default()));
-            generations
-                .is_some_and(|all| one.metadata.generation.is_some_and(|it| all.contains(&it)))
+            generations.is_some_and(|all| one.metadata.generation.is_some_and(|it| all.contains(&it)))
         });
         let there: BTreeSet<String> = there.iter().map(kube::ResourceExt::name_any).collect();
         (all_seen && there.iter().map(String::as_str).eq(names.iter().copied())).then_some(())

@@ -26,13 +26,7 @@ pub(crate) struct TestPod {
 }
 
 /// Makes a pod on a node; nothing runs it.
-pub(crate) async fn pod(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-    account: &str,
-    node: &str,
-) -> TestPod {
+pub(crate) async fn pod(client: &Client, namespace: &str, name: &str, account: &str, node: &str) -> TestPod {
     make(client, (namespace, name), account, node, json!([])).await
 }
 
@@ -95,8 +89,7 @@ impl TestPod {
 
     async fn request(&self, client: &Client, spec: &Value) -> String {
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &self.namespace);
-        let request: TokenRequest =
-            serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+        let request: TokenRequest = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
         let parameters = PostParams::default();
         let made = accounts.create_token_request(&self.account, &parameters, &request).await;
         made.unwrap().status.unwrap().token.unwrap()

@@ -6,9 +6,7 @@ use ctrlmesh_common::names::CA_SECRET;
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::leader::lease::campaign;
 use ctrlmesh_testbed::{ControlPlane, Options};
-use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-};
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
@@ -44,7 +42,8 @@ async fn restricted(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
 /// Has the API server refuse the Secret from that account.
 async fn refuse(client: &Client) {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
-    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets"], "operations": ["CREATE", "UPDATE"]});
+    let rule =
+        json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets"], "operations": ["CREATE", "UPDATE"]});
     let account = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let policy = json!({
         "metadata": {"name": ACCOUNT},
@@ -60,7 +59,8 @@ async fn refuse(client: &Client) {
     let policy = serde_json::from_value(policy).unwrap();
     policies.create(&PostParams::default(), &policy).await.unwrap();
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let binding = json!({"metadata": {"name": ACCOUNT}, "spec": {"policyName": ACCOUNT, "validationActions": ["Deny"]}});
+    let binding =
+        json!({"metadata": {"name": ACCOUNT}, "spec": {"policyName": ACCOUNT, "validationActions": ["Deny"]}});
     let binding = serde_json::from_value(binding).unwrap();
     bindings.create(&PostParams::default(), &binding).await.unwrap();
 }
@@ -72,10 +72,7 @@ async fn until_refused(kubeconfig: &str) {
     let secrets: Api<Secret> = Api::namespaced(Client::try_from(config).unwrap(), "default");
     let secret = serde_json::from_value(json!({"metadata": {"name": CA_SECRET}})).unwrap();
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    eventually("it to be refused", async || {
-        secrets.create(&dry_run, &secret).await.err().map(drop)
-    })
-    .await;
+    eventually("it to be refused", async || secrets.create(&dry_run, &secret).await.err().map(drop)).await;
 }
 
 #[tokio::test]
@@ -96,10 +93,7 @@ async fn a_leader_that_cannot_write_the_cas_steps_down() {
     let before = secrets.get(CA_SECRET).await.unwrap();
     secrets.delete(CA_SECRET, &DeleteParams::default()).await.unwrap();
 
-    let after = eventually("the Secret to be there again", async || {
-        secrets.get_opt(CA_SECRET).await.unwrap()
-    })
-    .await;
+    let after = eventually("the Secret to be there again", async || secrets.get_opt(CA_SECRET).await.unwrap()).await;
     assert_ne!(after.uid(), before.uid());
     assert_eq!(after.data, before.data, "whom everybody believes");
     eventually("the second to lead, and not the first", async || {

@@ -114,10 +114,7 @@ async fn an_error_fails_only_the_review_that_it_belongs_to() {
         }
     };
     // A configuration takes a moment to work.
-    eventually("a refusal", async || {
-        create("refused").await.contains("not this one").then_some(())
-    })
-    .await;
+    eventually("a refusal", async || create("refused").await.contains("not this one").then_some(())).await;
     assert_eq!(create("fine").await, "");
     assert!(create("late").await.contains("no answer within"));
     assert!(create("panic").await.contains("cannot be given"));

@@ -69,8 +69,7 @@ impl Bed {
     }
 
     async fn admin(&self, method: &str, target: &str, body: &Value) -> Value {
-        let kind =
-            if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let request = Request::builder().method(method).uri(target);
         let request = request.header("content-type", kind).body(body).unwrap();
@@ -134,8 +133,7 @@ impl Bed {
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
             "subjects": [{"kind": "ServiceAccount", "name": "operator-0", "namespace": self.namespace}],
         });
-        self.admin("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding)
-            .await;
+        self.admin("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).await;
         token.token
     }
 

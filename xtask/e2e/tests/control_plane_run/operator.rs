@@ -22,8 +22,7 @@ const LOCK: &str = "websites.web.example.com";
 /// The label of pages with their site's name. The sites here carry it too, and are called as their namespaces.
 const SITE: &str = "web.example.com/site";
 
-const DEFINITION: &str =
-    include_str!("../../../../deploy/example-operator/config/crd/web.example.com_websites.yaml");
+const DEFINITION: &str = include_str!("../../../../deploy/example-operator/config/crd/web.example.com_websites.yaml");
 
 /// One operator behind its own proxy.
 struct Shard {

@@ -38,8 +38,7 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     // A definition is served some time before its rules are enforced: wait for the last effect.
     retry(|| async {
-        let nothing: ShardingConfig =
-            serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {}}))?;
+        let nothing: ShardingConfig = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {}}))?;
         match served.create(&dry_run, &nothing).await {
             Err(kube::Error::Api(status)) if status.code == 422 => Ok(()),
             other => Err(anyhow::anyhow!("{other:?}")),
@@ -50,12 +49,7 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
 
 /// Waits until the status of one of the ShardingConfigs in `namespace` says that it is degraded, or not, by this
 /// reason, in a message with this text.
-pub(crate) async fn until_degraded(
-    client: &Client,
-    namespace: &str,
-    reason: &str,
-    text: &str,
-) -> Result<()> {
+pub(crate) async fn until_degraded(client: &Client, namespace: &str, reason: &str, text: &str) -> Result<()> {
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), namespace);
     let config = watcher::Config::default();
     let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
@@ -71,7 +65,5 @@ pub(crate) async fn until_degraded(
         }
         anyhow::bail!("the watch ended")
     };
-    time::timeout(Duration::from_mins(5), found)
-        .await
-        .with_context(|| format!("{reason} {text}"))?
+    time::timeout(Duration::from_mins(5), found).await.with_context(|| format!("{reason} {text}"))?
 }

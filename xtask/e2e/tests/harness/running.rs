@@ -54,11 +54,7 @@ impl Manager {
 
     /// Starts what [`supervised`] began.
     pub(crate) fn spawn(mut command: Command) -> Result<Self> {
-        command
-            .env("RUST_LOG", "info")
-            .stdin(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
+        command.env("RUST_LOG", "info").stdin(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().context("start a program")?;
         let mut lines = BufReader::new(child.stderr.take().context("no stderr")?);
         let log = Arc::<Mutex<String>>::default();

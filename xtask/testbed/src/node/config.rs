@@ -77,8 +77,7 @@ pub(crate) fn cni(pods: &str) -> String {
 /// kubelet's. The machine is not the node's alone, so pods are evicted only when it is nearly full, and containerd is
 /// given longer than two minutes for a container: one that is late is not begun twice.
 pub(crate) fn kubelet(ca: &Path, serving: &Pair) -> String {
-    let (ca, certificate, key) =
-        (ca.display(), serving.certificate.display(), serving.key.display());
+    let (ca, certificate, key) = (ca.display(), serving.certificate.display(), serving.key.display());
     format!(
         r#"apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

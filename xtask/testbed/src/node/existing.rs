@@ -85,9 +85,7 @@ impl ExistingNode {
             }
             if Instant::now() > deadline {
                 let folder = self.folder.display();
-                return Err(io::Error::other(format!(
-                    "{folder} is not gone after {GONE_WITHIN:?}"
-                )));
+                return Err(io::Error::other(format!("{folder} is not gone after {GONE_WITHIN:?}")));
             }
             thread::sleep(Duration::from_millis(20));
         }

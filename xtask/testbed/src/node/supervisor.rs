@@ -61,11 +61,7 @@ impl Supervisor {
         }
         let folder = PathBuf::from(said.trim_end());
         let this = Self { shell, folder };
-        if this.folder.is_dir() {
-            Ok(this)
-        } else {
-            Err(io::Error::other("make the folder of a node"))
-        }
+        if this.folder.is_dir() { Ok(this) } else { Err(io::Error::other("make the folder of a node")) }
     }
 
     /// The node's folder.
@@ -207,12 +203,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let (nobody, output) = io::pipe().unwrap();
         drop(nobody);
-        let status = shell(KEEP)
-            .arg(home.path())
-            .args(["exit", "exit"])
-            .stdin(Stdio::null())
-            .stdout(output)
-            .status();
+        let status = shell(KEEP).arg(home.path()).args(["exit", "exit"]).stdin(Stdio::null()).stdout(output).status();
         assert!(status.is_ok());
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
     }

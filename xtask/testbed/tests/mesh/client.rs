@@ -13,12 +13,12 @@ pub(crate) const CLIENT: &str = "client";
 /// An enrolled pod with kubectl, beside one that is looked into; with the operator's account, which may do so here.
 pub(crate) fn deploy(space: Space<'_>) -> Result<()> {
     let labels = json!({"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"});
-    let container = |name: &str, image: Image, arguments: &[&str]| json!({"name": name, "image": image.name(), "args": arguments});
+    let container =
+        |name: &str, image: Image, arguments: &[&str]| json!({"name": name, "image": image.name(), "args": arguments});
     let serve = container("probe", Image::Probe, &["serve"]);
     // It asks for nothing until it is asked.
     let kubectl = container("kubectl", Image::Kubectl, &["proxy", "--port=8001"]);
-    let role =
-        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looks-into-pods"});
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looks-into-pods"});
     let items = [
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "looks-into-pods"}, "rules": [
             {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list", "watch"]},
@@ -39,17 +39,13 @@ pub(crate) fn deploy(space: Space<'_>) -> Result<()> {
 
 /// An enrolled pod with kubectl, with the operator's account, which takes the API server to be at an address of its
 /// own.
-pub(crate) fn dials(
-    space: Space<'_>,
-    wanted: OperatorSpec<'_>,
-    host: &str,
-    port: u64,
-) -> Result<()> {
+pub(crate) fn dials(space: Space<'_>, wanted: OperatorSpec<'_>, host: &str, port: u64) -> Result<()> {
     let mut metadata = operator::metadata(wanted);
     metadata["name"] = json!(CLIENT);
     let env = json!([{"name": "KUBERNETES_SERVICE_HOST", "value": host},
         {"name": "KUBERNETES_SERVICE_PORT", "value": port.to_string()}]);
-    let kubectl = json!({"name": "kubectl", "image": Image::Kubectl.name(), "env": env, "args": ["proxy", "--port=8001"]});
+    let kubectl =
+        json!({"name": "kubectl", "image": Image::Kubectl.name(), "env": env, "args": ["proxy", "--port=8001"]});
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {
         "serviceAccountName": NAME, "terminationGracePeriodSeconds": 1, "containers": [kubectl]}});
     space.apply(&pod.to_string())?;

@@ -31,22 +31,16 @@ impl Delays {
         };
         let made = mesh::requests(cluster, "kube-system", "replicaset-controller")?;
         let made = made.iter().filter(pods).filter(|event| event["verb"] == "create");
-        let made = made.map(|event| {
-            Ok(time(event, "stageTimestamp")?
-                .saturating_sub(time(event, "requestReceivedTimestamp")?))
-        });
+        let made = made
+            .map(|event| Ok(time(event, "stageTimestamp")?.saturating_sub(time(event, "requestReceivedTimestamp")?)));
         let bound = mesh::events(cluster, "\"binding\"")?;
-        let bound = bound
-            .iter()
-            .filter(pods)
-            .filter(|event| event["objectRef"]["subresource"] == "binding");
+        let bound = bound.iter().filter(pods).filter(|event| event["objectRef"]["subresource"] == "binding");
         let mut asked: BTreeMap<String, Duration> = BTreeMap::new();
         let requests = mesh::requests(cluster, space.name(), operator::NAME)?;
         for bound in bound {
             let pod = bound["objectRef"]["name"].as_str().context("a pod's name")?;
             let its = requests.iter().filter(|one| mesh::pod_of(one) == Some(pod));
-            let first =
-                its.map(|one| time(one, "requestReceivedTimestamp")).collect::<Result<Vec<_>>>()?;
+            let first = its.map(|one| time(one, "requestReceivedTimestamp")).collect::<Result<Vec<_>>>()?;
             if let Some(first) = first.into_iter().min() {
                 asked.insert(pod.to_owned(), first.saturating_sub(time(bound, "stageTimestamp")?));
             }

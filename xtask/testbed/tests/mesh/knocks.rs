@@ -26,8 +26,7 @@ pub(crate) fn knocks(space: Space<'_>, wanted: Option<OperatorSpec<'_>>) -> Resu
 
 /// What came of it so far.
 pub(crate) fn knocked(space: Space<'_>) -> Result<Value> {
-    let get =
-        ["exec", "knocks", "--container", "probe", "--", "/probe", "get", "http://127.0.0.1:8080/"];
+    let get = ["exec", "knocks", "--container", "probe", "--", "/probe", "get", "http://127.0.0.1:8080/"];
     Ok(serde_json::from_str(&space.kubectl(&get)?)?)
 }
 

@@ -51,8 +51,7 @@ fn install(cluster: &Cluster) -> Result<()> {
     if let Some(node) = cluster.node() {
         // A cluster of the user's has its own.
         cluster.serve_names()?;
-        for archive in images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?
-        {
+        for archive in images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)? {
             node.load(&archive)?;
         }
     }

@@ -31,12 +31,10 @@ pub(crate) struct OperatorSpec<'a> {
 }
 
 /// One pod with the node's proxy.
-pub(crate) const PLAIN: OperatorSpec<'static> =
-    OperatorSpec { replicas: 1, enrolled: true, annotations: &[] };
+pub(crate) const PLAIN: OperatorSpec<'static> = OperatorSpec { replicas: 1, enrolled: true, annotations: &[] };
 
 /// One pod with a proxy inside, to which the kernel sends what the operator dials.
-pub(crate) const INSIDE: OperatorSpec<'static> =
-    OperatorSpec { annotations: &[("sidecar", "true")], ..PLAIN };
+pub(crate) const INSIDE: OperatorSpec<'static> = OperatorSpec { annotations: &[("sidecar", "true")], ..PLAIN };
 
 /// Held by tests with an operator that works on everybody's websites; the others hold it together.
 pub(crate) static EVERYBODYS: RwLock<()> = RwLock::new(());
@@ -86,8 +84,7 @@ pub(crate) fn metadata(wanted: OperatorSpec<'_>) -> Value {
     if wanted.enrolled {
         labels["ctrlmesh.kusionstack.io/enable-proxy"] = json!("true");
     }
-    let annotation =
-        |(key, value): &(&str, &str)| (format!("ctrlmesh.kusionstack.io/{key}"), json!(value));
+    let annotation = |(key, value): &(&str, &str)| (format!("ctrlmesh.kusionstack.io/{key}"), json!(value));
     let annotations: serde_json::Map<_, _> = wanted.annotations.iter().map(annotation).collect();
     json!({"labels": labels, "annotations": annotations})
 }
@@ -243,17 +240,13 @@ impl<'a> Watches<'a> {
     pub(crate) fn resumed(&self) -> Result<()> {
         mesh::until("a watch that goes on", || {
             let asked = self.asked()?.into_iter();
-            let uris: Vec<String> =
-                asked.filter(|(id, _)| !self.before.contains(id)).map(|(_, uri)| uri).collect();
+            let uris: Vec<String> = asked.filter(|(id, _)| !self.before.contains(id)).map(|(_, uri)| uri).collect();
             let from = |uri: &String| {
-                let from =
-                    uri.split(['?', '&']).find_map(|one| one.strip_prefix("resourceVersion="));
+                let from = uri.split(['?', '&']).find_map(|one| one.strip_prefix("resourceVersion="));
                 from.is_some_and(|from| from.bytes().any(|digit| matches!(digit, b'1'..=b'9')))
             };
             // One that asks for the first events is a list, too (`WatchListClient`).
-            let is_watch = |uri: &String| {
-                uri.contains("watch=true") && !uri.contains("sendInitialEvents=true")
-            };
+            let is_watch = |uri: &String| uri.contains("watch=true") && !uri.contains("sendInitialEvents=true");
             let goes_on = |uri: &String| is_watch(uri) && from(uri);
             ensure!(uris.iter().all(goes_on), "listed again: {uris:?}");
             Ok((!uris.is_empty()).then_some(()))
@@ -269,9 +262,7 @@ impl<'a> Watches<'a> {
                 && one["responseStatus"]["code"] == 200
                 && mesh::pod_of(one) == Some(&self.pod)
         });
-        let of = |one: &Value| {
-            Some((one["auditID"].as_str()?.into(), one["requestURI"].as_str()?.into()))
-        };
+        let of = |one: &Value| Some((one["auditID"].as_str()?.into(), one["requestURI"].as_str()?.into()));
         asked.map(|one| of(one).context("an id and a URI")).collect()
     }
 }

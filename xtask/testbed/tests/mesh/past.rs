@@ -41,8 +41,7 @@ impl<'a> Past<'a> {
             ensure!(said.is_empty(), "dialled past its proxy: {said:?}");
         }
         let unbelieving = self.unbelieving()?;
-        let past: Vec<&IpAddr> =
-            unbelieving.iter().filter(|from| self.addresses.contains(from)).collect();
+        let past: Vec<&IpAddr> = unbelieving.iter().filter(|from| self.addresses.contains(from)).collect();
         ensure!(past.is_empty(), "dialled past their proxy: {past:?}");
         Ok(())
     }

@@ -54,8 +54,7 @@ impl Machine {
     /// What a command prints, and what it says beside.
     fn said(&self, arguments: &[&str]) -> Result<(String, String)> {
         let output = self.node(arguments)?;
-        let (printed, said) =
-            (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        let (printed, said) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         ensure!(output.status.success(), "{arguments:?}: {}: {said}", output.status);
         Ok((printed, said))
     }
@@ -71,9 +70,7 @@ impl Machine {
     /// Starts a node; gives its kubeconfig, and what was said.
     fn up(&self) -> Result<(PathBuf, String)> {
         let (printed, said) = self.said(&["up"])?;
-        let [kubeconfig] = &printed.lines().collect::<Vec<_>>()[..] else {
-            bail!("not one line: {printed:?}")
-        };
+        let [kubeconfig] = &printed.lines().collect::<Vec<_>>()[..] else { bail!("not one line: {printed:?}") };
         ensure!(kubeconfig.starts_with(&*self.temporary.path().to_string_lossy()), "{printed}");
         Ok((kubeconfig.into(), said))
     }

@@ -44,9 +44,7 @@ fn two_nodes_at_once_do_not_meet_and_leave_nothing() -> Result<()> {
             space.wait("pod/web", "condition=Ready")
         })?;
     }
-    let addresses = nodes
-        .each_ref()
-        .map(|cluster| cluster.node().map(|node| node.control_plane().url().to_owned()));
+    let addresses = nodes.each_ref().map(|cluster| cluster.node().map(|node| node.control_plane().url().to_owned()));
     ensure!(addresses[0] != addresses[1], "{addresses:?}");
     drop(nodes);
     for traces in left {
@@ -75,12 +73,7 @@ fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
     let traces = Traces::of(&folder);
     // The harness and the shell that would clean up after it, at once.
     let supervisor = supervisor(&folder).context("who keeps it")?.to_string();
-    ensure!(
-        Command::new("kill")
-            .args(["-KILL", &supervisor, &child.0.id().to_string()])
-            .status()?
-            .success()
-    );
+    ensure!(Command::new("kill").args(["-KILL", &supervisor, &child.0.id().to_string()]).status()?.success());
     child.0.wait()?;
     // A killed process is there for a moment; and a node of another test may sweep what it leaves.
     until("the supervisor to be gone", || {
@@ -189,8 +182,5 @@ impl Traces {
 }
 
 fn settings() -> Result<BTreeMap<&'static str, String>> {
-    SETTINGS
-        .iter()
-        .map(|name| Ok((*name, fs::read_to_string(Path::new("/proc/sys").join(name))?)))
-        .collect()
+    SETTINGS.iter().map(|name| Ok((*name, fs::read_to_string(Path::new("/proc/sys").join(name))?))).collect()
 }

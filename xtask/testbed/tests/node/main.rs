@@ -50,14 +50,10 @@ fn a_pod_runs_with_logs_exec_and_port_forward() -> Result<()> {
     Cluster::shared().case("pod", |space| {
         space.apply(&pod("web", "serve"))?;
         space.wait("pod/web", "condition=Ready")?;
-        let said =
-            space.kubectl(&["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/x"])?;
+        let said = space.kubectl(&["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/x"])?;
         ensure!(said == "web\n", "{said}");
         let logs = space.kubectl(&["logs", "web"])?;
-        ensure!(
-            logs.contains("web serves :8080") && logs.contains("GET /x from 127.0.0.1"),
-            "{logs}"
-        );
+        ensure!(logs.contains("web serves :8080") && logs.contains("GET /x from 127.0.0.1"), "{logs}");
         let failed = space.kubectl(&["exec", "web", "--", "/probe", "cat", "/none"]).unwrap_err();
         ensure!(failed.to_string().contains("/none"), "{failed}");
         forwarded(space, "web")
@@ -66,11 +62,8 @@ fn a_pod_runs_with_logs_exec_and_port_forward() -> Result<()> {
 
 /// Reaches the pod's port through `kubectl port-forward`.
 fn forwarded(space: Space<'_>, pod: &str) -> Result<()> {
-    let mut forward = space
-        .command(&["port-forward", pod, ":8080"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
+    let mut forward =
+        space.command(&["port-forward", pod, ":8080"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     // Open to the end: it prints a line per connection, and ends where nobody reads.
     let mut output = BufReader::new(forward.stdout.take().context("output")?);
     let mut line = String::new();
@@ -107,8 +100,7 @@ fn services_lead_to_their_pods_and_to_the_api_server() -> Result<()> {
         )?;
         space.wait("pod/web", "condition=Ready")?;
         space.wait("pod/client", "condition=Ready")?;
-        let address =
-            space.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])?;
+        let address = space.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])?;
         // From another pod, and from the very pod that serves.
         for pod in ["client", "web"] {
             let url = format!("http://{address}/");
@@ -148,9 +140,7 @@ fn a_privileged_daemon_set_sees_cgroups_and_bpf_programs() -> Result<()> {
              - {{name: bpf, hostPath: {{path: /sys/fs/bpf}}}}\n"
         ))?;
         space.kubectl(&["rollout", "status", "daemonset/agent", "--timeout=300s"])?;
-        let read = |file: &str| {
-            space.kubectl(&["exec", "daemonset/agent", "--", "/probe", "cat", file])
-        };
+        let read = |file: &str| space.kubectl(&["exec", "daemonset/agent", "--", "/probe", "cat", file]);
         let status = read("/proc/self/status")?;
         let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
         let bounded = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t"));
@@ -195,8 +185,7 @@ fn pods_survive_kills_of_kubelet_and_containerd() -> Result<()> {
         space.wait("pod/web", "condition=Ready")?;
         for program in [Program::Kubelet, Program::Containerd, Program::KubeProxy] {
             let runs = || -> Result<Option<String>> {
-                let command =
-                    node.command("cat")?.arg(node.folder().join(pid_file(program))).output()?;
+                let command = node.command("cat")?.arg(node.folder().join(pid_file(program))).output()?;
                 let pid = String::from_utf8_lossy(&command.stdout).trim().to_owned();
                 let alive = node.command("test")?.args(["-d", &format!("/proc/{pid}")]).status()?;
                 Ok(alive.success().then_some(pid))
@@ -244,9 +233,7 @@ fn after_a_power_cut_pods_return_and_memory_is_gone() -> Result<()> {
     kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=300s"])?;
     let get = ["exec", "deployment/web", "--", "/probe", "get", "http://127.0.0.1:8080/"];
     ensure!(kubectl(&node, &get)?.starts_with("web-"));
-    let there = |file: &str| -> Result<bool> {
-        Ok(node.command("test")?.args(["-e", file]).status()?.success())
-    };
+    let there = |file: &str| -> Result<bool> { Ok(node.command("test")?.args(["-e", file]).status()?.success()) };
     ensure!(there("/var/lib/on-disk")? && !there("/run/in-memory")?);
     Ok(())
 }

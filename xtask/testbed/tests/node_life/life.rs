@@ -177,10 +177,7 @@ fn the_manager_is_found_at_another_address(space: Space<'_>) -> Result<()> {
     let before = in_ours(cluster, &["get", "service/ctrlmesh-manager", "--output", address])?;
     in_ours(cluster, &["delete", "service/ctrlmesh-manager"])?;
     // Nobody listens there, and the Service cannot get it again.
-    in_ours(
-        cluster,
-        &["create", "service", "clusterip", "in-the-way", "--tcp=1:1", "--clusterip", &before],
-    )?;
+    in_ours(cluster, &["create", "service", "clusterip", "in-the-way", "--tcp=1:1", "--clusterip", &before])?;
     let service = mesh::checkout("deploy/manager/service.yaml").display().to_string();
     in_ours(cluster, &["apply", "--filename", &service])?;
     in_ours(cluster, &["rollout", "restart", "deployment/ctrlmesh-manager"])?;
@@ -299,9 +296,7 @@ fn remove(space: Space<'_>) -> Result<()> {
 /// nothing, where the manager heard first that its ShardingConfig goes. What it dials from then on reaches the API
 /// server itself, which the pod does not believe.
 fn what_is_connected_inside_stays(space: Space<'_>) -> Result<()> {
-    let asked = || -> Result<usize> {
-        Ok(mesh::requests(space.cluster(), space.name(), operator::NAME)?.len())
-    };
+    let asked = || -> Result<usize> { Ok(mesh::requests(space.cluster(), space.name(), operator::NAME)?.len()) };
     let (before, mut past) = (asked()?, Past::from_now(space)?);
     // It renews its lock every two seconds.
     until("the operator to go on", || Ok((asked()? >= before + 3).then_some(())))?;

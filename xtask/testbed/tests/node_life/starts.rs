@@ -51,16 +51,12 @@ fn begun(space: Space<'_>, before: &BTreeSet<String>) -> Result<()> {
 
 /// Waits until others are made: they are about to start.
 fn made(space: Space<'_>, before: &BTreeSet<String>) -> Result<()> {
-    until("other pods to be made", || {
-        Ok(names(&operator::pods(space)?).is_disjoint(before).then_some(()))
-    })
+    until("other pods to be made", || Ok(names(&operator::pods(space)?).is_disjoint(before).then_some(())))
 }
 
 /// Waits until the first proxy of the node is told to end.
 fn told_to_end(cluster: &Cluster) -> Result<()> {
-    until("a proxy to be told to end", || {
-        Ok(mesh::proxies(cluster)?.first().is_none_or(mesh::is_ending).then_some(()))
-    })
+    until("a proxy to be told to end", || Ok(mesh::proxies(cluster)?.first().is_none_or(mesh::is_ending).then_some(())))
 }
 
 /// Kills the proxy that runs, without having it hand anything over.

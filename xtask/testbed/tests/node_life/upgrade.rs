@@ -37,12 +37,9 @@ impl<'a> Session<'a> {
         let exec = ["exec", "--stdin", CLIENT, "--container", "kubectl", "--"];
         let within = ["/kubectl", "exec", "web", "--", "/probe", "serve", ":8099"];
         let mut command = space.command(&[&exec[..], &within].concat());
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let lines = BufReader::new(child.stderr.take().context("output")?).lines();
-        let said = thread::spawn(move || {
-            lines.map_while(Result::ok).any(|line| line.contains("GET /at-last"))
-        });
+        let said = thread::spawn(move || lines.map_while(Result::ok).any(|line| line.contains("GET /at-last")));
         let this = Self { space, child, said };
         until("the session", || Ok(this.ask("first").ok()))?;
         Ok(this)
@@ -59,21 +56,17 @@ impl<'a> Session<'a> {
         let (space, cluster) = (self.space, self.space.cluster());
         let next = until("the proxy before to be told to end", || {
             let pods = mesh::proxies(cluster)?;
-            let handing =
-                pods.len() == 2 && mesh::is_ending(&pods[0]) && !mesh::is_ending(&pods[1]);
+            let handing = pods.len() == 2 && mesh::is_ending(&pods[0]) && !mesh::is_ending(&pods[1]);
             Ok(handing.then(|| pods[1]["metadata"]["name"].as_str().map(str::to_owned)).flatten())
         })?;
         until("the next proxy to listen", || {
             let exec = ["exec", &next, "--", "/ctrlmesh-proxy", "probe", "/metrics"];
             let metrics = in_ours(cluster, &exec)?;
-            let mut served =
-                metrics.lines().filter_map(|line| line.strip_prefix("ctrlmesh_proxy_pods_served "));
+            let mut served = metrics.lines().filter_map(|line| line.strip_prefix("ctrlmesh_proxy_pods_served "));
             Ok(served.any(|pods| pods != "0").then_some(()))
         })?;
         let before = count(&knocked(space)?, "made");
-        until("connections by way of it", || {
-            Ok((count(&knocked(space)?, "made") >= before + 100).then_some(()))
-        })?;
+        until("connections by way of it", || Ok((count(&knocked(space)?, "made") >= before + 100).then_some(())))?;
         ensure!(self.child.try_wait()?.is_none(), "the session ended with the update");
         self.ask("at-last")?;
         // It says so, or has ended.
@@ -92,8 +85,7 @@ struct Operators<'a>([(Space<'a>, Past<'a>); 2]);
 impl<'a> Operators<'a> {
     fn deploy(spaces: [Space<'a>; 2]) -> Result<Self> {
         let [by_node, inside] = spaces;
-        let mut this =
-            Self([(by_node, Past::from_now(by_node)?), (inside, Past::from_now(inside)?)]);
+        let mut this = Self([(by_node, Past::from_now(by_node)?), (inside, Past::from_now(inside)?)]);
         for (space, wanted) in [(by_node, PLAIN), (inside, INSIDE)] {
             operator::deploy(space, wanted)?;
             knocks(space, Some(wanted))?;
@@ -156,10 +148,7 @@ impl<'a> Before<'a> {
         let now = Self::of(self.spaces)?;
         for (before, after) in self.knocked.iter().zip(&now.knocked) {
             writeln!(stderr(), "{what}: {after}")?;
-            ensure!(
-                count(after, "made") > count(before, "made"),
-                "{what}: nobody knocked: {after}"
-            );
+            ensure!(count(after, "made") > count(before, "made"), "{what}: nobody knocked: {after}");
             ensure!(count(after, "failed") == count(before, "failed"), "{what}: {before}, {after}");
         }
         Ok(now)
@@ -172,15 +161,12 @@ impl<'a> Before<'a> {
         mesh::change_proxies(cluster, &json!({"spec": {"containers": [broken]}}))?;
         until("one that does not begin", || {
             let pods = mesh::proxies(cluster)?;
-            let restarts =
-                |pod: &Value| count(&pod["status"]["containerStatuses"][0], "restartCount");
+            let restarts = |pod: &Value| count(&pod["status"]["containerStatuses"][0], "restartCount");
             Ok(pods.iter().any(|pod| restarts(pod) > 0).then_some(()))
         })?;
         self.undo()?;
         mesh::ready(cluster)?;
-        until("the one that served to be alone", || {
-            Ok((proxies(cluster)? == self.proxies).then_some(()))
-        })?;
+        until("the one that served to be alone", || Ok((proxies(cluster)? == self.proxies).then_some(())))?;
         self.none_failed("one that does not begin")
     }
 }
@@ -188,12 +174,9 @@ impl<'a> Before<'a> {
 /// The account of the node's proxies was refused nothing, and has done all that it may.
 fn did_what_they_may(cluster: &Cluster) -> Result<()> {
     let requests = mesh::requests(cluster, mesh::NAMESPACE, "ctrlmesh-node")?;
-    let refused =
-        requests.iter().find(|one| one["annotations"]["authorization.k8s.io/decision"] == "forbid");
+    let refused = requests.iter().find(|one| one["annotations"]["authorization.k8s.io/decision"] == "forbid");
     ensure!(refused.is_none(), "{refused:?}");
-    let asked = requests
-        .iter()
-        .filter_map(|one| Some((one["verb"].as_str()?, one["objectRef"]["resource"].as_str()?)));
+    let asked = requests.iter().filter_map(|one| Some((one["verb"].as_str()?, one["objectRef"]["resource"].as_str()?)));
     let asked: BTreeSet<(&str, &str)> = asked.collect();
     let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "namespaces")];
     ensure!(asked == may.into(), "{asked:?}");
@@ -206,9 +189,7 @@ fn updates_and_rollbacks_of_node_proxies_have_no_gap() -> Result<()> {
     for archive in images::build(&[Image::Kubectl], true)? {
         cluster.node().context("a node")?.load(&archive)?;
     }
-    cluster.case("updated", |by_node| {
-        cluster.case("updated-inside", |inside| updated([by_node, inside]))
-    })
+    cluster.case("updated", |by_node| cluster.case("updated-inside", |inside| updated([by_node, inside])))
 }
 
 fn updated(spaces: [Space<'_>; 2]) -> Result<()> {

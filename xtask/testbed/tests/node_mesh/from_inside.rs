@@ -30,10 +30,7 @@ fn with_kubectl(cluster: &Cluster) -> Result<()> {
 /// Where the API server itself listens, past its Service.
 fn endpoint(cluster: &Cluster) -> Result<(String, u64)> {
     let slices = ["--namespace=default", "get", "endpointslices"];
-    let slices = mesh::json(
-        cluster,
-        &[&slices[..], &["--selector=kubernetes.io/service-name=kubernetes"]].concat(),
-    )?;
+    let slices = mesh::json(cluster, &[&slices[..], &["--selector=kubernetes.io/service-name=kubernetes"]].concat())?;
     let slice = &slices["items"][0];
     let address = slice["endpoints"][0]["addresses"][0].as_str().context("an endpoint")?;
     Ok((address.to_owned(), slice["ports"][0]["port"].as_u64().context("its port")?))
@@ -83,9 +80,9 @@ fn exec_logs_and_port_forward_work_from_an_enrolled_pod() -> Result<()> {
             operator::all_came_from(space, &[mesh::address(cluster)?])?;
             let requests = mesh::requests(cluster, space.name(), NAME)?;
             for looked in ["exec", "log", "portforward"] {
-                let its = requests.iter().filter(|one| {
-                    one["objectRef"]["subresource"] == looked && mesh::pod_of(one) == Some(CLIENT)
-                });
+                let its = requests
+                    .iter()
+                    .filter(|one| one["objectRef"]["subresource"] == looked && mesh::pod_of(one) == Some(CLIENT));
                 ensure!(its.count() > 0, "no {looked} from within");
             }
         }
@@ -100,9 +97,7 @@ fn follows(space: Space<'_>) -> Result<()> {
     let mut command = space.command(&[&exec[..], &follow].concat());
     let mut follow = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let lines = BufReader::new(follow.stdout.take().context("output")?).lines();
-    let seen = std::thread::spawn(move || {
-        lines.map_while(Result::ok).any(|line| line.contains("GET /followed"))
-    });
+    let seen = std::thread::spawn(move || lines.map_while(Result::ok).any(|line| line.contains("GET /followed")));
     until("the line", || {
         let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/followed"];
         space.kubectl(&get)?;
@@ -121,8 +116,7 @@ fn forwards(space: Space<'_>) -> Result<()> {
     let exec = ["exec", CLIENT, "--container", "kubectl", "--", "/kubectl"];
     let mut command = space.command(&[&exec[..], &["port-forward", "web", "8090:8080"]].concat());
     let mut forward = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    let get =
-        ["exec", CLIENT, "--container", "probe", "--", "/probe", "get", "http://127.0.0.1:8090/"];
+    let get = ["exec", CLIENT, "--container", "probe", "--", "/probe", "get", "http://127.0.0.1:8090/"];
     let said = until("the port", || Ok(space.kubectl(&get).ok()));
     forward.kill()?;
     forward.wait()?;

@@ -101,10 +101,12 @@ fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
     mesh::shared().case("short-lived", |space| {
         operator::deploy(space, OperatorSpec { replicas: 0, ..PLAIN })?;
         let labels = json!({"app": operator::NAME, "ctrlmesh.kusionstack.io/enable-proxy": "true"});
-        let pod = |number| json!({"apiVersion": "v1", "kind": "Pod",
+        let pod = |number| {
+            json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("short-lived-{number}"), "labels": labels},
             "spec": {"serviceAccountName": operator::NAME, "terminationGracePeriodSeconds": 1,
-                "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["serve"]}]}});
+                "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["serve"]}]}})
+        };
         let items: Vec<Value> = (0..20).map(pod).collect();
         space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
         let pods = until("the pods to have a node", || {
@@ -114,11 +116,8 @@ fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
         ensure!(pods.len() == 20, "{} pods", pods.len());
         let proxies = by_proxy(space, &pods)?;
         // One batch after the other: each is at another step by then.
-        let names: Vec<&str> =
-            pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
-        until("some to be attached", || {
-            Ok((attached_and_served(space, &proxies)?.0 > 0).then_some(()))
-        })?;
+        let names: Vec<&str> = pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
+        until("some to be attached", || Ok((attached_and_served(space, &proxies)?.0 > 0).then_some(())))?;
         for batch in names.chunks(5) {
             space.kubectl(&[&["delete", "pod", "--wait=false"], batch].concat())?;
         }
@@ -195,11 +194,8 @@ fn a_pod_that_is_not_enrolled_sees_everything() -> Result<()> {
             let address = pods[0]["status"]["podIP"].as_str().context("an address")?.to_owned();
             let name = pods[0]["metadata"]["name"].as_str().context("a name")?;
             let requests = mesh::requests(space.cluster(), space.name(), operator::NAME)?;
-            let own: Vec<&Value> =
-                requests.iter().filter(|one| mesh::pod_of(one) == Some(name)).collect();
-            ensure!(
-                !own.is_empty() && own.iter().all(|one| one["sourceIPs"][0] == address.as_str())
-            );
+            let own: Vec<&Value> = requests.iter().filter(|one| mesh::pod_of(one) == Some(name)).collect();
+            ensure!(!own.is_empty() && own.iter().all(|one| one["sourceIPs"][0] == address.as_str()));
         }
         // It would go on to work on what other tests make.
         operator::end(space)
@@ -319,9 +315,13 @@ fn a_client_that_dials_the_service_name_reaches_the_sidecar() -> Result<()> {
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
-        let url = format!("https://kubernetes.default.svc/apis/web.example.com/v1alpha1/namespaces/{}/websites", space.name());
+        let url = format!(
+            "https://kubernetes.default.svc/apis/web.example.com/v1alpha1/namespaces/{}/websites",
+            space.name()
+        );
         let get = ["get", &url, &format!("{secrets}/ca.crt"), &format!("{secrets}/token")];
-        let container = |name: &str, arguments: &[&str]| json!({"name": name, "image": Image::Probe.name(), "args": arguments});
+        let container =
+            |name: &str, arguments: &[&str]| json!({"name": name, "image": Image::Probe.name(), "args": arguments});
         // What its own init container asks is narrowed, too: the proxy is there before it.
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {
                 "name": "asks", "labels": {"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"},

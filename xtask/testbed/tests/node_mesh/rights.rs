@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_testbed::{Cluster, retry};
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
-};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, PostParams};
 use kube::core::ApiResource;
@@ -114,15 +112,11 @@ async fn kinds(client: &Client) -> Result<Kinds> {
     ensure!(kinds.contains_key("websites"), "websites are not served");
     // They are nobody's object: it is only said who may be impersonated. And an older API server does not know these.
     let policies = "mutatingadmissionpolicies";
-    for (name, group, plural) in [
-        ("users", "", "users"),
-        ("mutatingadmissionpolicy", "admissionregistration.k8s.io", policies),
-    ] {
-        let kind = ApiResource {
-            group: group.to_owned(),
-            plural: plural.to_owned(),
-            ..ApiResource::erase::<Namespace>(&())
-        };
+    for (name, group, plural) in
+        [("users", "", "users"), ("mutatingadmissionpolicy", "admissionregistration.k8s.io", policies)]
+    {
+        let kind =
+            ApiResource { group: group.to_owned(), plural: plural.to_owned(), ..ApiResource::erase::<Namespace>(&()) };
         kinds.entry(name.to_owned()).or_insert((kind, Scope::Cluster));
     }
     Ok(kinds)
@@ -140,8 +134,7 @@ fn asked(kinds: &Kinds, question: &str) -> Result<ResourceAttributes> {
             _ => bail!("what is {word}?"),
         }
     }
-    let (kind, name) =
-        what.split_once('/').map_or((what, None), |(kind, name)| (kind, Some(name.to_owned())));
+    let (kind, name) = what.split_once('/').map_or((what, None), |(kind, name)| (kind, Some(name.to_owned())));
     let (kind, scope) = kinds.get(kind).with_context(|| format!("there are no {kind}"))?;
     ensure!((*scope == Scope::Namespaced) == namespace.is_some(), "in which namespace?");
     Ok(ResourceAttributes {
@@ -208,9 +201,7 @@ fn never_refused(cluster: &Cluster) -> Result<()> {
     let selector = "--selector=app.kubernetes.io/name=ctrlmesh-manager";
     let logs = kubectl(cluster, &["--namespace", NAMESPACE, "logs", selector, "--tail=-1"])?;
     // An event in a namespace that is being removed: by whom the test before this one is tidied up.
-    let refused = logs
-        .lines()
-        .find(|line| line.contains("is forbidden") && !line.contains("is being terminated"));
+    let refused = logs.lines().find(|line| line.contains("is forbidden") && !line.contains("is being terminated"));
     ensure!(refused.is_none(), "{refused:?}");
     Ok(())
 }
@@ -219,8 +210,7 @@ fn never_refused(cluster: &Cluster) -> Result<()> {
 fn flow(cluster: &Cluster, account: &str) -> Result<String> {
     let user = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
     let mut ask = cluster.kubectl();
-    let output =
-        ask.args(["get", "--raw", "/api/v1/namespaces/default", &user, "-v=8"]).output()?;
+    let output = ask.args(["get", "--raw", "/api/v1/namespaces/default", &user, "-v=8"]).output()?;
     let said = String::from_utf8(output.stderr)?.to_lowercase();
     let uid = said.split_once("x-kubernetes-pf-flowschema-uid").context("no flow schema")?.1;
     let uid: String = uid.chars().skip_while(|one| !one.is_ascii_hexdigit()).take(36).collect();
@@ -250,8 +240,7 @@ fn labels_are_repaired_at_low_priority() -> Result<()> {
         if cluster.node().is_none() {
             return Ok(());
         }
-        let of_it =
-            |one: &Value| one["verb"] == "patch" && one["objectRef"]["name"] == space.name();
+        let of_it = |one: &Value| one["verb"] == "patch" && one["objectRef"]["name"] == space.name();
         let patches = until("the log to say who did it", || {
             let requests = mesh::requests(cluster, NAMESPACE, "ctrlmesh-manager")?.into_iter();
             let patches: Vec<Value> = requests.filter(of_it).collect();
@@ -261,9 +250,7 @@ fn labels_are_repaired_at_low_priority() -> Result<()> {
         let is_background = |one: &Value| one["impersonatedUser"]["username"] == background;
         ensure!(patches.iter().all(is_background), "{patches:?}");
         let agent = |one: &Value| {
-            one["userAgent"]
-                .as_str()
-                .is_some_and(|agent| agent.starts_with("ctrlmesh-manager-background/"))
+            one["userAgent"].as_str().is_some_and(|agent| agent.starts_with("ctrlmesh-manager-background/"))
         };
         ensure!(patches.iter().all(agent), "{patches:?}");
         Ok(())
@@ -277,9 +264,7 @@ fn no_webhook_is_asked_about_what_the_cluster_itself_needs() -> Result<()> {
         let configuration = mesh::json(cluster, &["get", kind, "ctrlmesh"])?;
         for webhook in configuration["webhooks"].as_array().context("webhooks")? {
             let needed = &webhook["namespaceSelector"]["matchExpressions"][0];
-            ensure!(
-                needed["operator"] == "NotIn" && needed["key"] == "kubernetes.io/metadata.name"
-            );
+            ensure!(needed["operator"] == "NotIn" && needed["key"] == "kubernetes.io/metadata.name");
             for namespace in ["kube-system", NAMESPACE] {
                 let values = needed["values"].as_array().context("namespaces")?;
                 ensure!(values.iter().any(|one| one == namespace), "{webhook}");
@@ -287,8 +272,7 @@ fn no_webhook_is_asked_about_what_the_cluster_itself_needs() -> Result<()> {
         }
     }
     until("the webhooks to believe the manager", || {
-        let configuration =
-            mesh::json(cluster, &["get", "mutatingwebhookconfiguration", "ctrlmesh"])?;
+        let configuration = mesh::json(cluster, &["get", "mutatingwebhookconfiguration", "ctrlmesh"])?;
         Ok(configuration["webhooks"][0]["clientConfig"]["caBundle"].as_str().map(drop))
     })
 }

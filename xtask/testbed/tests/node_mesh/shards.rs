@@ -33,9 +33,7 @@ fn writers(requests: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
         let object = &request["objectRef"];
         let ours = SHOPS.iter().any(|shop| object["namespace"] == *shop);
         let written = ours && request["verb"] == "create" && object["resource"] == "configmaps";
-        if let (true, Some(pod), Some(namespace)) =
-            (written, mesh::pod_of(request), object["namespace"].as_str())
-        {
+        if let (true, Some(pod), Some(namespace)) = (written, mesh::pod_of(request), object["namespace"].as_str()) {
             writers.entry(pod.to_owned()).or_default().insert(namespace.to_owned());
         }
     }
@@ -81,10 +79,7 @@ fn works_in_shards(cluster: &Cluster) -> Result<()> {
         Ok(programmed.filter(|one| one["status"] == "True").map(drop))
     })?;
     // It would go on to work on what other tests make.
-    kubectl(
-        cluster,
-        &["--namespace", OPERATOR, "scale", "deployment/example-operator", "--replicas=0"],
-    )?;
+    kubectl(cluster, &["--namespace", OPERATOR, "scale", "deployment/example-operator", "--replicas=0"])?;
     let gone = ["wait", "pod", "--selector=app=example-operator", "--for=delete", "--timeout=300s"];
     kubectl(cluster, &[&["--namespace", OPERATOR], &gone[..]].concat()).map(drop)
 }
@@ -104,8 +99,7 @@ fn each_has_its_share(cluster: &Cluster) -> Result<()> {
     }
     // What is asked for is only the share, from the first request on.
     let lists = requests.iter().filter(|request| {
-        request["objectRef"]["resource"] == "websites"
-            && matches!(request["verb"].as_str(), Some("list" | "watch"))
+        request["objectRef"]["resource"] == "websites" && matches!(request["verb"].as_str(), Some("list" | "watch"))
     });
     let mut selected = 0;
     for list in lists {

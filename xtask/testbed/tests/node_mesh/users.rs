@@ -27,10 +27,8 @@ fn with_a_registry_of_the_users_every_image_comes_from_there() -> Result<()> {
     fs::write(folder.path().join("kustomization.yaml"), text.replace("../deploy", "../../deploy"))?;
     let ours = |folder: &str| mesh::kubectl(mesh::shared(), &["kustomize", folder]);
     let images = |text: &str| {
-        let lines = text
-            .lines()
-            .map(str::trim_start)
-            .filter(|line| line.contains("/proxy:") || line.starts_with("image:"));
+        let lines =
+            text.lines().map(str::trim_start).filter(|line| line.contains("/proxy:") || line.starts_with("image:"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     let plain = images(&ours(&mesh::checkout("deploy").display().to_string())?);
@@ -52,15 +50,11 @@ fn by_the_token_of_a_nodes_proxy_no_secret_is_to_be_had() -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), config.to_string())?;
     let as_it = |arguments: &[&str]| -> Result<(bool, String)> {
-        let output =
-            cluster.kubectl().arg("--kubeconfig").arg(file.path()).args(arguments).output()?;
+        let output = cluster.kubectl().arg("--kubeconfig").arg(file.path()).args(arguments).output()?;
         Ok((output.status.success(), String::from_utf8(output.stderr)?))
     };
     let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
-    for ask in [
-        &["get", "secrets", "--all-namespaces"][..],
-        &["get", "secret", "ctrlmesh-ca", "-n", NAMESPACE],
-    ] {
+    for ask in [&["get", "secrets", "--all-namespaces"][..], &["get", "secret", "ctrlmesh-ca", "-n", NAMESPACE]] {
         let (may, said) = as_it(ask)?;
         ensure!(!may && said.contains("(Forbidden)") && said.contains(&user), "{ask:?}: {said}");
     }

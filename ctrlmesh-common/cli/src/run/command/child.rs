@@ -77,8 +77,7 @@ pub(crate) struct Preparation {
 impl Preparation {
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let parent = std::process::id().to_string();
-        let mut arguments: Vec<OsString> =
-            vec![crate::run::CHILD.into(), "--parent".into(), parent.into()];
+        let mut arguments: Vec<OsString> = vec![crate::run::CHILD.into(), "--parent".into(), parent.into()];
         if let Some(cgroup) = &self.cgroup {
             arguments.extend(["--cgroup".into(), cgroup.into()]);
         }
@@ -163,9 +162,7 @@ impl ChildError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Orphan | Self::Prepare { .. } | Self::Account { .. } => crate::run::OWN_FAILURE,
-            Self::Execute { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                crate::run::NOT_FOUND
-            }
+            Self::Execute { source, .. } if source.kind() == io::ErrorKind::NotFound => crate::run::NOT_FOUND,
             Self::Execute { .. } => crate::run::NOT_EXECUTABLE,
         }
     }

@@ -26,11 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const MAX_HEAD_BYTES: usize = 8 << 10;
 
 /// Listens, and leads each connection through `proxy` to `server` until shutdown; returns where.
-pub(crate) async fn start(
-    proxy: EgressProxy,
-    server: Upstream,
-    drain: &Drain,
-) -> io::Result<SocketAddr> {
+pub(crate) async fn start(proxy: EgressProxy, server: Upstream, drain: &Drain) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
     let tasks = drain.clone();
@@ -71,8 +67,7 @@ async fn connect(proxy: &EgressProxy, server: &Upstream) -> io::Result<TcpStream
 }
 
 async fn http(stream: &mut TcpStream, proxy: &EgressProxy, server: &Upstream) -> io::Result<()> {
-    let host =
-        if server.host.contains(':') { format!("[{}]", server.host) } else { server.host.clone() };
+    let host = if server.host.contains(':') { format!("[{}]", server.host) } else { server.host.clone() };
     let target = format!("{host}:{}", server.port);
     let login = proxy.credentials.as_ref().map(|(name, password)| {
         let basic = STANDARD.encode(format!("{name}:{password}"));

@@ -20,9 +20,7 @@ use crate::run::interception::leftovers;
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener;
 use ctrlmesh_intercept::listener::Namespace;
-use ctrlmesh_intercept::{
-    Attach, Error, Interceptor, Limits, ListenerCheck, Options, Slot, Targets,
-};
+use ctrlmesh_intercept::{Attach, Error, Interceptor, Limits, ListenerCheck, Options, Slot, Targets};
 
 /// Whose attachments these are, in the tables.
 const OWNER: &str = "run";
@@ -151,10 +149,7 @@ fn attach(cgroup: &Path, port: u16, targets: &[SocketAddr]) -> Attach {
     Attach {
         cgroup: cgroup.to_owned(),
         except: Vec::new(),
-        targets: Targets {
-            name: "api-server".to_owned(),
-            list: targets.iter().copied().map(Into::into).collect(),
-        },
+        targets: Targets { name: "api-server".to_owned(), list: targets.iter().copied().map(Into::into).collect() },
         port,
         fail_open: false,
         listener: ListenerCheck::Held,

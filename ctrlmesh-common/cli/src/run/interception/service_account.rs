@@ -24,12 +24,7 @@ use crate::run::kubeconfig::{Chosen, text};
 const ABOVE: &str = "/var/run";
 
 /// Makes the files of a service account: the kubeconfig's token, and `authority` for a CA.
-pub(crate) fn write(
-    folder: &Folder,
-    chosen: &Chosen,
-    cluster: &Cluster,
-    authority: &str,
-) -> Result<PathBuf, RunError> {
+pub(crate) fn write(folder: &Folder, chosen: &Chosen, cluster: &Cluster, authority: &str) -> Result<PathBuf, RunError> {
     let user = &chosen.user;
     let has = |what| Err(RunError::NotAnAccount { what });
     let account = folder.subfolder("account")?;

@@ -60,10 +60,7 @@ pub(crate) fn kubeconfig(chosen: &Chosen, endpoint: ProxyEndpoint<'_>) -> Vec<u8
 /// The command's arguments, where those that name an original, alone or behind `=`, name what stands for it.
 ///
 /// `replaced` says what stands for a text; the command's own name is left as it is.
-pub(crate) fn arguments(
-    command: &[OsString],
-    replaced: impl Fn(&OsStr) -> Option<OsString>,
-) -> Vec<OsString> {
+pub(crate) fn arguments(command: &[OsString], replaced: impl Fn(&OsStr) -> Option<OsString>) -> Vec<OsString> {
     let changed = |argument: &OsString| {
         if let Some(whole) = replaced(argument) {
             return whole;
@@ -120,8 +117,7 @@ mod tests {
     }
 
     fn generated(credential: Option<&Credential>) -> Value {
-        let endpoint =
-            ProxyEndpoint { server: "https://127.0.0.1:1", authority: "PEM", credential };
+        let endpoint = ProxyEndpoint { server: "https://127.0.0.1:1", authority: "PEM", credential };
         serde_json::from_slice(&kubeconfig(&chosen(), endpoint)).unwrap()
     }
 
@@ -156,9 +152,7 @@ mod tests {
     #[test]
     fn arguments_that_name_the_original_name_the_other() {
         let command: Vec<OsString> =
-            ["f", "--kubeconfig=f", "-kubeconfig", "f", "--x=f=f", "f=f", "-v=3", "gf"]
-                .map(OsString::from)
-                .into();
+            ["f", "--kubeconfig=f", "-kubeconfig", "f", "--x=f=f", "f=f", "-v=3", "gf"].map(OsString::from).into();
         let changed = arguments(&command, |text| (text == "f").then(|| "g".into()));
         let expected = ["f", "--kubeconfig=g", "-kubeconfig", "g", "--x=f=f", "f=f", "-v=3", "gf"];
         assert_eq!(changed, expected.map(OsString::from));

@@ -45,9 +45,7 @@ pub(crate) enum SourceError {
         "the command's arguments name the kubeconfig `{command}`, --kubeconfig names `{flag}`: name one of them only"
     )]
     Two { flag: PathBuf, command: PathBuf },
-    #[error(
-        "which cluster: there is no kubeconfig (--kubeconfig, KUBECONFIG, `{home}`), and this is no pod"
-    )]
+    #[error("which cluster: there is no kubeconfig (--kubeconfig, KUBECONFIG, `{home}`), and this is no pod")]
     None { home: PathBuf },
 }
 
@@ -203,22 +201,12 @@ mod tests {
 
     #[test]
     fn an_option_is_found_however_it_is_written() {
-        for words in [
-            "op --kubeconfig=f",
-            "op -v 3 -kubeconfig f",
-            "op -kubeconfig=f --x",
-            "op --kubeconfig f",
-        ] {
+        for words in ["op --kubeconfig=f", "op -v 3 -kubeconfig f", "op -kubeconfig=f --x", "op --kubeconfig f"] {
             assert_eq!(option(&command(words), "kubeconfig"), Some("f".into()), "{words}");
         }
-        for words in [
-            "op",
-            "op kubeconfig f",
-            "op --kubeconfigs=f",
-            "op --kubeconfig",
-            "op --kubeconfig=",
-            "--kubeconfig=f",
-        ] {
+        for words in
+            ["op", "op kubeconfig f", "op --kubeconfigs=f", "op --kubeconfig", "op --kubeconfig=", "--kubeconfig=f"]
+        {
             assert_eq!(option(&command(words), "kubeconfig"), None, "{words}");
         }
     }
@@ -241,10 +229,8 @@ mod tests {
     fn paths_are_relative_to_the_file_and_empty_names_are_none() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config");
-        let user =
-            "{client-certificate: me.crt, client-key: /abs/me.key, exec: {command: ./login}}";
-        fs::write(&file, format!("current-context: ''\nusers: [{{name: me, user: {user}}}]"))
-            .unwrap();
+        let user = "{client-certificate: me.crt, client-key: /abs/me.key, exec: {command: ./login}}";
+        fs::write(&file, format!("current-context: ''\nusers: [{{name: me, user: {user}}}]")).unwrap();
         let read = read(&file).unwrap();
         assert_eq!(read.current_context, None);
         let user = read.auth_infos[0].auth_info.as_ref().unwrap();

@@ -43,9 +43,7 @@ fn of_two_owners_of_an_object_the_one_in_force_or_older_stays() {
         (accepted("True", 2), accepted("True", 1), "it was edited since it was accepted"),
         (accepted("True", 1), accepted("False", 2), "it was edited as well, but accepted before"),
     ] {
-        let of_a = second(&written)
-            .replace(digest, "0")
-            .replace("status: {", &format!("status: {{{of_a}, "));
+        let of_a = second(&written).replace(digest, "0").replace("status: {", &format!("status: {{{of_a}, "));
         let of_b = second(&b) + &format!("status: {{epoch: 1, policyDigest: '1', {of_b}}}\n");
         let found = compiled(&[of_a, of_b], &pods, &alone);
         assert_eq!(refused(&found), ["b"], "{why}");
@@ -54,10 +52,7 @@ fn of_two_owners_of_an_object_the_one_in_force_or_older_stays() {
     let other = compiled(std::slice::from_ref(&b), &pods, &Compiled::default());
     let both = [written, b + &status(&other, "ops/b")];
     assert_eq!(refused(&compiled(&both, &pods, &alone)), ["a"], "it is the younger");
-    assert_eq!(
-        compiled(&both, &pods, &alone).policies[&pods[0].name],
-        alone.policies[&pods[0].name]
-    );
+    assert_eq!(compiled(&both, &pods, &alone).policies[&pods[0].name], alone.policies[&pods[0].name]);
 }
 
 #[test]
@@ -66,9 +61,7 @@ fn of_two_roots_with_one_prefix_or_one_target_the_older_divides() {
     let pods = [pod("op-0", &[])];
     let old = "namespace: ops, creationTimestamp: '2026-01-01T00:00:00Z'";
     let first = root(rule).replace("namespace: ops", old);
-    for (from, to) in
-        [("targetStatefulSet: op", "targetStatefulSet: x"), ("prefix: r", "prefix: s")]
-    {
+    for (from, to) in [("targetStatefulSet: op", "targetStatefulSet: x"), ("prefix: r", "prefix: s")] {
         let later = root(rule).replace("name: root", "name: later").replace(from, to);
         let found = compiled(&[later, first.clone()], &pods, &Compiled::default());
         assert_eq!(refused(&found)[0], "later", "{to}");

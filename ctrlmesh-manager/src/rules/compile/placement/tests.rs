@@ -9,41 +9,26 @@ fn ordinals_are_counted_from_the_statefulsets_first() {
     let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
     let set = "---\napiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: op, namespace: ops}\n\
                spec: {serviceName: op, ordinals: {start: 5}, selector: {}, template: {}}\n";
-    let pods = [
-        pod("op-4", &[(label::SHARDING_CONFIG_INJECTED, "r-2-normal")]),
-        pod("op-5", &[]),
-        pod("op-6", &[]),
-    ];
+    let pods = [pod("op-4", &[(label::SHARDING_CONFIG_INJECTED, "r-2-normal")]), pod("op-5", &[]), pod("op-6", &[])];
     let found = compiled(&[root(rule), set.to_owned()], &pods, &Compiled::default());
-    let shards: Vec<&str> =
-        found.policies.values().filter_map(|told| told.shard.as_deref()).collect();
+    let shards: Vec<&str> = found.policies.values().filter_map(|told| told.shard.as_deref()).collect();
     assert_eq!(shards, ["r-2-normal", "r-1-normal", "r-2-normal"], "one that is about to go stays");
 }
 
 #[test]
 fn the_roots_status_takes_precedence_over_a_pods_label() {
     let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
-    let mut pod = pod(
-        "op-5c9-x",
-        &[(label::POD_TEMPLATE_HASH, "5c9"), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")],
-    );
+    let mut pod =
+        pod("op-5c9-x", &[(label::POD_TEMPLATE_HASH, "5c9"), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")]);
     pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name: "op-5c9".to_owned() });
     let pods = [pod];
     let shard_of = |text: String| {
-        compiled(&[text], &pods, &Compiled::default())
-            .policies
-            .values()
-            .next()
-            .unwrap()
-            .shard
-            .clone()
-            .unwrap()
+        compiled(&[text], &pods, &Compiled::default()).policies.values().next().unwrap().shard.clone().unwrap()
     };
     assert_eq!(shard_of(root(rule)), "r-1-normal");
     let status = "status: {ownership: {epoch: 6, pods: {op-5c9-x: r-2-normal}}}\n";
     assert_eq!(shard_of(root(rule) + status), "r-2-normal");
-    let record =
-        &compiled(&[root(rule) + status], &pods, &Compiled::default()).operators["ops/root"];
+    let record = &compiled(&[root(rule) + status], &pods, &Compiled::default()).operators["ops/root"];
     let table = record.ownership.as_ref().unwrap();
     assert_eq!((table.epoch, record.epoch), (7, 7));
     assert_eq!(table.shard_of("op-5c9-x"), Some("r-2-normal"));
@@ -52,10 +37,7 @@ fn the_roots_status_takes_precedence_over_a_pods_label() {
 #[test]
 fn a_deployments_pods_move_to_an_empty_shard_after_a_rollout() {
     let pod = |name: &str, revision: &str, shard: &str| {
-        let mut pod = pod(
-            name,
-            &[(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, shard)],
-        );
+        let mut pod = pod(name, &[(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, shard)]);
         let name = format!("op-{revision}");
         pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name });
         pod
@@ -76,8 +58,7 @@ fn a_deployments_pods_move_to_an_empty_shard_after_a_rollout() {
 
 /// A pod of the Deployment `op`, in its first shard.
 fn of_deployment(name: &str, revision: &str) -> Member {
-    let labels =
-        [(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")];
+    let labels = [(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")];
     let name_of_set = format!("op-{revision}");
     let owner = Some(Owner { kind: "ReplicaSet".to_owned(), name: name_of_set });
     Member { owner, ..pod(name, &labels) }
@@ -85,8 +66,7 @@ fn of_deployment(name: &str, revision: &str) -> Member {
 
 #[test]
 fn a_pod_that_has_ended_gets_no_shard_and_serves_none() {
-    let rule =
-        |target: &str| format!("{target}: op, auto: {{shardingSize: 2, everyShardReplicas: 1}}");
+    let rule = |target: &str| format!("{target}: op, auto: {{shardingSize: 2, everyShardReplicas: 1}}");
     let unserved = |target: &str, pods: &[Member]| {
         let found = compiled(&[root(&rule(target))], pods, &Compiled::default());
         found.operators["ops/root"].unserved.clone()
@@ -104,14 +84,12 @@ fn a_pod_that_has_ended_gets_no_shard_and_serves_none() {
 #[test]
 fn a_pod_that_terminates_for_long_counts_until_replaced() {
     let served = |size: u8, pods: &[Member]| {
-        let rule =
-            format!("targetDeployment: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
+        let rule = format!("targetDeployment: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
         let found = compiled(&[root(&rule)], pods, &Compiled::default());
         usize::from(size) - found.operators["ops/root"].unserved.len()
     };
     let at = |pod: Member, created_at: i64| Member { created_at: Some(created_at), ..pod };
-    let goes =
-        |pod: Member, since: i64| Member { terminating: true, deleted_at: Some(since), ..pod };
+    let goes = |pod: Member, since: i64| Member { terminating: true, deleted_at: Some(since), ..pod };
     let (a, b) = (at(of_deployment("a", "1"), 10), at(of_deployment("b", "1"), 20));
     let gone = goes(at(of_deployment("gone", "1"), 1), 15);
     assert_eq!(served(3, &[a.clone(), b.clone(), gone.clone()]), 2, "b has come in its place");
@@ -131,15 +109,9 @@ fn an_inactive_root_still_assigns_its_statefulsets_pods() {
         let pods = ["op-0", "op-1", "op-2", "op-3"].map(|name| pod(name, &[]));
         let of = |root: String| [vec![root], children.to_vec()].concat();
         let found = compiled(&of(root(&rule)), &pods, &Compiled::default());
-        let expected = [
-            ("op-0", "r-0-canary"),
-            ("op-1", "r-1-normal"),
-            ("op-2", "r-2-normal"),
-            ("op-3", "r-1-normal"),
-        ];
+        let expected = [("op-0", "r-0-canary"), ("op-1", "r-1-normal"), ("op-2", "r-2-normal"), ("op-3", "r-1-normal")];
         assert_eq!(shards(&found), expected, "{rule}: as they would have been divided");
-        let written =
-            "status: {ownership: {epoch: 1, pods: {op-0: r-2-normal, op-1: r-7-normal}}}\n";
+        let written = "status: {ownership: {epoch: 1, pods: {op-0: r-2-normal, op-1: r-7-normal}}}\n";
         let found = compiled(&of(root(&rule) + written), &pods, &Compiled::default());
         assert_eq!(shards(&found)[..2], [("op-0", "r-2-normal"), ("op-1", "r-1-normal")], "{rule}");
         let nobody = compiled(&[root(&rule)], &pods, &Compiled::default());

@@ -27,9 +27,7 @@ fn record(pod: &str, revision: &str, shard: Option<&str>) -> PodRecord {
 /// Pods that stay, by shard.
 fn counts(shares: &[Share], records: &[PodRecord]) -> Vec<usize> {
     let of = |share: &Share| {
-        let is = |record: &&PodRecord| {
-            !record.terminating && record.shard.as_deref() == Some(&share.name)
-        };
+        let is = |record: &&PodRecord| !record.terminating && record.shard.as_deref() == Some(&share.name);
         records.iter().filter(is).count()
     };
     shares.iter().map(of).collect()
@@ -37,18 +35,14 @@ fn counts(shares: &[Share], records: &[PodRecord]) -> Vec<usize> {
 
 fn assigned(shares: &[Share], records: &[PodRecord], settled: bool) -> Vec<PodRecord> {
     let assignment = assign(shares, records, settled);
-    let with = |record: &PodRecord| PodRecord {
-        shard: assignment.get(&record.pod).cloned(),
-        ..record.clone()
-    };
+    let with = |record: &PodRecord| PodRecord { shard: assignment.get(&record.pod).cloned(), ..record.clone() };
     records.iter().map(with).collect()
 }
 
 #[test]
 fn ordinals_fill_the_shards_in_order_and_the_rest_stands_by() {
     let shares = shares(&[2, 1, 2]);
-    let names: Vec<&str> =
-        (0..9).map(|ordinal| by_ordinal(&shares, ordinal).unwrap().name.as_str()).collect();
+    let names: Vec<&str> = (0..9).map(|ordinal| by_ordinal(&shares, ordinal).unwrap().name.as_str()).collect();
     assert_eq!(names, ["s0", "s0", "s1", "s2", "s2", "s1", "s2", "s1", "s2"]);
     assert_eq!(by_ordinal(&[], 0), None);
 }
@@ -77,22 +71,12 @@ fn a_replaced_pod_is_replaced_in_its_shard() {
     for at in 0..records.len() {
         let mut others = records.clone();
         others[at].terminating = true;
-        assert_eq!(
-            choose(&shares, &others, "r").map(|share| &share.name),
-            records[at].shard.as_ref()
-        );
+        assert_eq!(choose(&shares, &others, "r").map(|share| &share.name), records[at].shard.as_ref());
         others.remove(at);
-        assert_eq!(
-            choose(&shares, &others, "r").map(|share| &share.name),
-            records[at].shard.as_ref()
-        );
+        assert_eq!(choose(&shares, &others, "r").map(|share| &share.name), records[at].shard.as_ref());
     }
     records.push(record("e", "r", None));
-    assert_eq!(
-        choose(&shares, &records, "r").unwrap().name,
-        "s1",
-        "standby, but not of the canary"
-    );
+    assert_eq!(choose(&shares, &records, "r").unwrap().name, "s1", "standby, but not of the canary");
 }
 
 #[test]
@@ -105,16 +89,11 @@ fn a_new_revision_is_divided_anew_beside_the_old() {
 #[test]
 fn pods_move_only_to_shards_that_lack_them_once_all_is_settled() {
     let shares = shares(&[1, 1, 1]);
-    let records =
-        [record("a", "r", Some("s1")), record("b", "r", Some("s1")), record("c", "r", Some("s0"))];
+    let records = [record("a", "r", Some("s1")), record("b", "r", Some("s1")), record("c", "r", Some("s0"))];
     assert_eq!(assigned(&shares, &records, false), records);
     assert_eq!(counts(&shares, &assigned(&shares, &records, true)), [1, 1, 1]);
     let gone = [record("a", "r", Some("s7")), record("b", "r", Some("s1"))];
-    assert_eq!(
-        counts(&shares, &assigned(&shares, &gone, false)),
-        [1, 1, 0],
-        "its shard is no more"
-    );
+    assert_eq!(counts(&shares, &assigned(&shares, &gone, false)), [1, 1, 0], "its shard is no more");
 }
 
 #[test]
@@ -129,13 +108,12 @@ fn any_records() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
     let record = (0..9_usize, 0..3_u8, 0..6_u8);
     let replicas = proptest::collection::vec(1..4_usize, 1..6);
     (replicas, proptest::collection::vec(record, 0..20)).prop_map(|(replicas, records)| {
-        let records =
-            records.into_iter().enumerate().map(|(at, (shard, revision, terminating))| PodRecord {
-                pod: format!("p{at:02}"),
-                revision: format!("r{revision}"),
-                shard: (shard < 7).then(|| format!("s{shard}")),
-                terminating: terminating == 0,
-            });
+        let records = records.into_iter().enumerate().map(|(at, (shard, revision, terminating))| PodRecord {
+            pod: format!("p{at:02}"),
+            revision: format!("r{revision}"),
+            shard: (shard < 7).then(|| format!("s{shard}")),
+            terminating: terminating == 0,
+        });
         (shares(&replicas), records.collect())
     })
 }

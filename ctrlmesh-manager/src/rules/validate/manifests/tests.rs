@@ -8,9 +8,10 @@ fn shard(name: &str, limit: &str) -> String {
 }
 
 fn check(files: &[&str]) -> Vec<(String, Vec<String>)> {
-    let files = files.iter().enumerate().map(|(at, text)| {
-        (format!("file{at}"), serde_saphyr::from_multiple::<Value>(text).unwrap())
-    });
+    let files = files
+        .iter()
+        .enumerate()
+        .map(|(at, text)| (format!("file{at}"), serde_saphyr::from_multiple::<Value>(text).unwrap()));
     let verdicts = manifests(&files.collect::<Vec<_>>()).into_iter();
     let said = verdicts.map(|verdict| {
         let errors = verdict.report.map_or_else(
@@ -24,16 +25,13 @@ fn check(files: &[&str]) -> Vec<(String, Vec<String>)> {
 
 #[test]
 fn a_misspelled_field_is_refused_and_not_dropped() {
-    let typo = shard(
-        "a",
-        "relatedResources: [{apiGroups: [''], resources: [pods]}], selector: {matchLabels: {team: a}}",
-    );
+    let typo =
+        shard("a", "relatedResources: [{apiGroups: [''], resources: [pods]}], selector: {matchLabels: {team: a}}");
     let found = check(&[&typo]);
     assert_eq!(found[0].0, "ShardingConfig a file0, document 1");
     assert_eq!(found[0].1.len(), 1, "{found:?}");
     assert!(
-        found[0].1[0]
-            .starts_with("spec.limits[0].relatedResources: is not a field that is known here"),
+        found[0].1[0].starts_with("spec.limits[0].relatedResources: is not a field that is known here"),
         "{found:?}"
     );
 }
@@ -56,10 +54,7 @@ fn items_of_a_typed_list_need_no_kind() {
     let list = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: CircuitBreakerList\nitems:\n- metadata: {name: a}\n  spec: {selector: {}}\n";
     let found = check(&[list]);
     assert_eq!(found[0].0, "CircuitBreaker a file0, document 1, items[0]");
-    assert!(
-        found[0].1[0].starts_with("spec.selector: must have at least one requirement"),
-        "{found:?}"
-    );
+    assert!(found[0].1[0].starts_with("spec.selector: must have at least one requirement"), "{found:?}");
 }
 
 #[test]
@@ -69,11 +64,7 @@ fn all_four_kinds_are_checked_and_others_passed_over() {
     };
     let ours = "ctrlmesh.kusionstack.io/v1alpha1";
     let documents = [
-        meta(
-            "FaultInjection",
-            ours,
-            "{selector: {matchLabels: {a: b}}, httpFault: [{delay: {fixedDelay: soon}}]}",
-        ),
+        meta("FaultInjection", ours, "{selector: {matchLabels: {a: b}}, httpFault: [{delay: {fixedDelay: soon}}]}"),
         meta("ManagerState", ours, "{}"),
         meta("Deployment", "apps/v1", "{}"),
         meta("ShardingConfig", "ctrlmesh.kusionstack.io/v1", "{}"),
@@ -103,16 +94,9 @@ fn errors_of_metadata(metadata: &str) -> Vec<String> {
 
 #[test]
 fn metadata_that_the_api_server_refuses_is_refused_by_field() {
-    let owner = |more: &str| {
-        format!(
-            "{{name: a, ownerReferences: [{{apiVersion: v1, kind: Pod, name: p, uid: u{more}}}]}}"
-        )
-    };
-    for good in [
-        "{generateName: a-}",
-        "{name: a, labels: {x.io/y: '1', z: ''}}",
-        &owner(", controller: true"),
-    ] {
+    let owner =
+        |more: &str| format!("{{name: a, ownerReferences: [{{apiVersion: v1, kind: Pod, name: p, uid: u{more}}}]}}");
+    for good in ["{generateName: a-}", "{name: a, labels: {x.io/y: '1', z: ''}}", &owner(", controller: true")] {
         assert_eq!(errors_of_metadata(good), Vec::<String>::new(), "{good}");
     }
     let cases = [
@@ -132,20 +116,13 @@ fn metadata_that_the_api_server_refuses_is_refused_by_field() {
         ("{name: a, labels: {a: -b}}", "metadata.labels.a: "),
         ("{name: a, annotations: {a/b/c: d}}", "metadata.annotations.a/b/c: "),
         (&owner(", nmae: x"), "metadata.ownerReferences[0].nmae: is not a field"),
-        (
-            &owner(", controller: 'yes'"),
-            "metadata.ownerReferences[0].controller: must be of the type boolean",
-        ),
-        (
-            "{name: a, ownerReferences: [{name: b}]}",
-            "metadata.ownerReferences[0].apiVersion: is required",
-        ),
+        (&owner(", controller: 'yes'"), "metadata.ownerReferences[0].controller: must be of the type boolean"),
+        ("{name: a, ownerReferences: [{name: b}]}", "metadata.ownerReferences[0].apiVersion: is required"),
     ];
     for (metadata, expected) in cases {
         let found = errors_of_metadata(metadata);
         assert!(found.iter().any(|found| found.starts_with(expected)), "{metadata}: {found:?}");
-        let wrong_reason =
-            found.iter().any(|found| found.contains("at most 63 characters, because"));
+        let wrong_reason = found.iter().any(|found| found.contains("at most 63 characters, because"));
         assert!(!wrong_reason, "{metadata}: {found:?}");
     }
 }
@@ -154,10 +131,7 @@ fn metadata_that_the_api_server_refuses_is_refused_by_field() {
 fn no_namespace_is_one_namespace_and_the_default() {
     let limit = "selector: {matchLabels: {team: a}}";
     let placed = |name: &str, namespace: &str| {
-        shard(name, limit).replace(
-            &format!("{{name: {name}}}"),
-            &format!("{{name: {name}, namespace: {namespace}}}"),
-        )
+        shard(name, limit).replace(&format!("{{name: {name}}}"), &format!("{{name: {name}, namespace: {namespace}}}"))
     };
     for (text, errors) in [(placed("b", "default"), 1), (placed("b", "elsewhere"), 0)] {
         let found = check(&[&shard("a", limit), &text]);
@@ -186,7 +160,8 @@ fn the_predecessors_group_is_refused_and_the_rest_checked() {
     let other = spelled(
         "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ManagerState\nmetadata: {name: ctrlmesh-manager}\n",
     );
-    let allowed = "apiVersion: \"kridge.kusionstack.io/v1alpha1\" is not served; allowed is ctrlmesh.kusionstack.io/v1alpha1";
+    let allowed =
+        "apiVersion: \"kridge.kusionstack.io/v1alpha1\" is not served; allowed is ctrlmesh.kusionstack.io/v1alpha1";
     assert_eq!(check(&[&other])[0].1, [allowed]);
     let one = spelled(&shard("a", "selector: {matchLabels: {team: a}}"));
     assert_eq!(check(&[&one])[0].1, [format!("{allowed}; the rest may stay as it is")]);
@@ -213,15 +188,11 @@ fn nulls_and_integral_numbers_are_read_as_by_the_api_server() {
             "spec.limits[0]: must be of the type object, and not null",
         ),
         (
-            root(
-                "auto: {shardingSize: 1, everyShardReplicas: 1}, canary: {replicas: 1, inNamespaces: [null]}",
-            ),
+            root("auto: {shardingSize: 1, everyShardReplicas: 1}, canary: {replicas: 1, inNamespaces: [null]}"),
             "spec.root.canary.inNamespaces[0]: must be of the type string, and not null",
         ),
         (
-            spec(
-                "{selector: {matchLabels: {a: b}}, webhook: {certDir: /c, port: 1.5}, limits: []}",
-            ),
+            spec("{selector: {matchLabels: {a: b}}, webhook: {certDir: /c, port: 1.5}, limits: []}"),
             "spec.webhook.port: 1.5 is no integer",
         ),
     ];

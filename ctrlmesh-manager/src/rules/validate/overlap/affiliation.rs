@@ -53,12 +53,7 @@ enum Owner<'a> {
 impl<'a> Affiliation<'a> {
     /// `near` are the configs of its namespace.
     pub(super) fn of(config: &'a ShardingConfig, near: &[&'a ShardingConfig]) -> Self {
-        Self {
-            config,
-            owner: owner(config, near),
-            workloads: workloads(config),
-            places: places(config, near),
-        }
+        Self { config, owner: owner(config, near), workloads: workloads(config), places: places(config, near) }
     }
 
     pub(super) fn lock(&self) -> Option<&'a str> {
@@ -129,9 +124,7 @@ impl<'a> Affiliation<'a> {
             Owner::Nobody => false,
         };
         !own && !is_off(self.config)
-            && shards(self.config)
-                .iter()
-                .any(|name| other.config.metadata.name.as_ref() == Some(name))
+            && shards(self.config).iter().any(|name| other.config.metadata.name.as_ref() == Some(name))
     }
 }
 
@@ -181,10 +174,8 @@ fn is_same(one: &ShardingConfig, other: &ShardingConfig) -> bool {
 /// The workloads of its pods, if they are known.
 fn workloads(config: &ShardingConfig) -> Option<BTreeSet<Workload<'_>>> {
     if let Some(root) = &config.spec.root {
-        let targets = [
-            ("StatefulSet", root.target_stateful_set.as_deref()),
-            ("Deployment", root.target_deployment.as_deref()),
-        ];
+        let targets =
+            [("StatefulSet", root.target_stateful_set.as_deref()), ("Deployment", root.target_deployment.as_deref())];
         return Some(targets.into_iter().filter_map(|(kind, name)| Some((kind, name?))).collect());
     }
     let pods = pod_names(config.spec.selector.as_ref()?)?;
@@ -201,8 +192,9 @@ pub(super) fn pod_names(selector: &LabelSelector) -> Option<Vec<&str>> {
     if let Some(name) = selector.match_labels.get(label::STATEFULSET_POD_NAME) {
         return Some(vec![name.as_str()]);
     }
-    let mut named = selector.match_expressions.iter().filter(|one| {
-        one.key == label::STATEFULSET_POD_NAME && one.operator == SelectorOperator::In
-    });
+    let mut named = selector
+        .match_expressions
+        .iter()
+        .filter(|one| one.key == label::STATEFULSET_POD_NAME && one.operator == SelectorOperator::In);
     named.next().map(|one| one.values.iter().map(String::as_str).collect())
 }

@@ -67,17 +67,15 @@ impl<'a> Claim<'a> {
     pub(super) fn of(config: &'a ShardingConfig) -> Self {
         let Some(root) = &config.spec.root else {
             let limits = config.spec.limits.iter();
-            let parts = limits.filter_map(|limit| {
-                Some(Part::new(limit.resources(), Selector::try_from(limit.objects()?).ok()?))
-            });
+            let parts = limits
+                .filter_map(|limit| Some(Part::new(limit.resources(), Selector::try_from(limit.objects()?).ok()?)));
             return Self { parts: parts.collect() };
         };
         if root.resource_selector.is_empty() {
             return Self { parts: vec![Part::new(&[], Selector::everything())] };
         }
         let divided = root.resource_selector.iter().map(|one| {
-            let selector =
-                one.selector.as_ref().and_then(|selector| Selector::try_from(selector).ok());
+            let selector = one.selector.as_ref().and_then(|selector| Selector::try_from(selector).ok());
             Part::new(&one.relate_resources, selector.unwrap_or_default())
         });
         Self { parts: divided.collect() }
@@ -114,14 +112,10 @@ impl<'a> Claim<'a> {
 
     /// Whether both divide the same resources in the same way, as shards of one operator mostly do, and no
     /// two counterparts overlap. If several parts cover a resource, they only restrict it further.
-    fn excludes_part_by_part(
-        &self,
-        other: &Self,
-        budget: &mut Budget,
-    ) -> Result<bool, BudgetExceeded> {
+    fn excludes_part_by_part(&self, other: &Self, budget: &mut Budget) -> Result<bool, BudgetExceeded> {
         let pairs = || self.parts.iter().zip(&other.parts);
-        let alike = self.parts.len() == other.parts.len()
-            && pairs().all(|(mine, theirs)| mine.related == theirs.related);
+        let alike =
+            self.parts.len() == other.parts.len() && pairs().all(|(mine, theirs)| mine.related == theirs.related);
         if !alike {
             return Ok(false);
         }
@@ -150,12 +144,7 @@ impl<'a> Claim<'a> {
     }
 
     /// The parts that cover a resource. Without any, all of it is owned.
-    fn covering(
-        &self,
-        group: &str,
-        resource: &str,
-        budget: &mut Budget,
-    ) -> Result<Vec<usize>, BudgetExceeded> {
+    fn covering(&self, group: &str, resource: &str, budget: &mut Budget) -> Result<Vec<usize>, BudgetExceeded> {
         budget.spend(self.parts.iter().map(|part| 1 + part.resources.len()).sum())?;
         let parts = self.parts.iter().enumerate();
         Ok(parts.filter(|(_, part)| part.covers(group, resource)).map(|(at, _)| at).collect())
@@ -172,9 +161,7 @@ impl<'a> Claim<'a> {
 }
 
 /// Every named group with every named resource, and what is not named.
-pub(super) fn named<'b>(
-    claims: impl IntoIterator<Item = &'b Claim<'b>>,
-) -> impl Iterator<Item = Named<'b>> {
+pub(super) fn named<'b>(claims: impl IntoIterator<Item = &'b Claim<'b>>) -> impl Iterator<Item = Named<'b>> {
     let (mut groups, mut resources) = (BTreeSet::from([UNNAMED]), BTreeSet::from([UNNAMED]));
     for one in claims.into_iter().flat_map(|claim| &claim.parts).flat_map(|part| &part.resources) {
         groups.extend(one.groups.iter().flatten());
@@ -211,9 +198,7 @@ impl<'a> Resources<'a> {
     }
 
     fn covers(&self, group: &str, resource: &str) -> bool {
-        let lists = |names: &Option<BTreeSet<&str>>, name| {
-            names.as_ref().is_none_or(|names| names.contains(name))
-        };
+        let lists = |names: &Option<BTreeSet<&str>>, name| names.as_ref().is_none_or(|names| names.contains(name));
         lists(&self.groups, group) && lists(&self.resources, resource)
     }
 }

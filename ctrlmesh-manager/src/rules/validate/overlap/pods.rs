@@ -25,16 +25,13 @@ pub(in crate::rules::validate) fn of_selectors(
     };
     let mine = requirements(&selector);
     let same = |other: &&&ShardingConfig| {
-        other.spec.root.is_none()
-            && pod_selector(other).is_some_and(|one| requirements(&one) == mine)
+        other.spec.root.is_none() && pod_selector(other).is_some_and(|one| requirements(&one) == mine)
     };
     if let Some(other) = others.iter().find(same) {
         let name = name(other);
         report.error(
             "spec.selector",
-            format!(
-                "selects the same pods as ShardingConfig {name:?}; a pod can be in one shard only"
-            ),
+            format!("selects the same pods as ShardingConfig {name:?}; a pod can be in one shard only"),
         );
     }
 }
@@ -70,7 +67,13 @@ pub(in crate::rules::validate) fn of_pods(
         };
         let name = name(other);
         if let Some(pod) = mine.iter().find(|pod| selector.matches(&pod.labels)) {
-            report.error("spec.selector", format!("selects pod {:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only", pod.name.name));
+            report.error(
+                "spec.selector",
+                format!(
+                    "selects pod {:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only",
+                    pod.name.name
+                ),
+            );
         }
     }
 }
@@ -93,14 +96,22 @@ pub(in crate::rules::validate) fn of_targets(
         for other in others.iter().filter(|other| is_by_hand(other)) {
             if let Some(pod) = of_both(config, other, &near, pods) {
                 let name = name(other);
-                report.error(target_field(config), format!("has pod {pod:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only"));
+                report.error(
+                    target_field(config),
+                    format!(
+                        "has pod {pod:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only"
+                    ),
+                );
             }
         }
     } else if is_by_hand(config) {
         for other in others {
             if let Some(pod) = of_both(other, config, &near, pods) {
                 let name = name(other);
-                report.error("spec.selector", format!("selects pod {pod:?}, which root {name:?} divides; a pod can be in one shard only"));
+                report.error(
+                    "spec.selector",
+                    format!("selects pod {pod:?}, which root {name:?} divides; a pod can be in one shard only"),
+                );
             }
         }
     }

@@ -23,10 +23,8 @@ fn shard(name: &str, team: &str) -> ShardingConfig {
 
 fn root(name: &str, more: &str) -> ShardingConfig {
     let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
-    let mut root = config(
-        name,
-        &format!("{{controller: {{leaderElectionName: lock}}, root: {{prefix: r, {rule}{more}}}}}"),
-    );
+    let mut root =
+        config(name, &format!("{{controller: {{leaderElectionName: lock}}, root: {{prefix: r, {rule}{more}}}}}"));
     root.metadata.uid = Some(format!("uid-of-{name}"));
     root
 }
@@ -96,16 +94,12 @@ fn a_root_makes_no_shard_that_is_called_as_one_that_is_there() {
         let found = errors(&root, &[&there]);
         assert!(found[0].starts_with("spec.root.prefix: would make a shard called"), "{found:?}");
         let found = errors(&there, &[&root]);
-        assert_eq!(
-            found[0],
-            "metadata.name: is what root \"root\" calls one of its shards; choose another"
-        );
+        assert_eq!(found[0], "metadata.name: is what root \"root\" calls one of its shards; choose another");
         assert_eq!(errors(&root, &[&owned(there.clone(), &root)]), Vec::<String>::new());
         assert_eq!(errors(&owned(there, &root), &[&root]), Vec::<String>::new());
     }
     let mut free = shard("r-3-normal", "a");
-    free.spec.controller =
-        Some(ctrlmesh_common::api::Controller { leader_election_name: "x".to_owned() });
+    free.spec.controller = Some(ctrlmesh_common::api::Controller { leader_election_name: "x".to_owned() });
     assert_eq!(errors(&root, &[&free]), Vec::<String>::new());
 }
 
@@ -115,10 +109,7 @@ fn two_roots_never_have_one_prefix() {
     other.spec.root.as_mut().unwrap().target_stateful_set = Some("more".to_owned());
     other.spec.controller = None;
     let found = errors(&root("root", ""), &[&other]);
-    assert_eq!(
-        found,
-        ["spec.root.prefix: is that of root \"other\" too; their shards would have the same names"]
-    );
+    assert_eq!(found, ["spec.root.prefix: is that of root \"other\" too; their shards would have the same names"]);
     other.spec.root.as_mut().unwrap().disable = Some(true);
     assert_eq!(errors(&root("root", ""), &[&other]), Vec::<String>::new(), "it makes none");
 }
@@ -200,8 +191,7 @@ fn values(what: &str, count: usize) -> String {
 #[test]
 fn one_limit_of_many_resources_is_compared_once() {
     let requirements = |what: &str| {
-        let keys = (0..8)
-            .map(|key| format!("{{key: k{key}, operator: In, values: [{}]}}", values(what, 1024)));
+        let keys = (0..8).map(|key| format!("{{key: k{key}, operator: In, values: [{}]}}", values(what, 1024)));
         keys.collect::<Vec<_>>().join(", ")
     };
     let limit = |first: usize, what: &str| {
@@ -224,16 +214,11 @@ fn one_limit_of_many_resources_is_compared_once() {
 #[test]
 fn configs_that_take_too_long_to_compare_are_refused() {
     let limit = |values_of: &str| {
-        format!(
-            "{{selector: {{matchExpressions: [{{key: k, operator: In, values: [{}]}}]}}}}",
-            values(values_of, 100)
-        )
+        format!("{{selector: {{matchExpressions: [{{key: k, operator: In, values: [{}]}}]}}}}", values(values_of, 100))
     };
     let (one, other) = (limited("one", &[limit("a")]), limited("other", &[limit("b")]));
     let (mine, theirs) = (Claim::of(&one), Claim::of(&other));
-    let compared = |steps: usize| {
-        compared(&one, &mine, &other, &theirs, Relation::Same, &mut Budget::of(steps))
-    };
+    let compared = |steps: usize| compared(&one, &mine, &other, &theirs, Relation::Same, &mut Budget::of(steps));
     assert_eq!(compared(1000), None);
     let found = compared(100).unwrap().to_string();
     let expected = "spec.limits: names too many resources and values to be compared with ShardingConfig \"other\"";
@@ -258,9 +243,8 @@ fn of_hashes(key: &str, name: &str, hashes: std::ops::Range<u8>) -> ShardingConf
 
 #[test]
 fn hashes_that_no_manual_shard_has_are_reported_for_any_label() {
-    let missing = [
-        "spec.limits: the hashes 2 of pods belong to nobody: neither this shard nor another of its operator has them",
-    ];
+    let missing =
+        ["spec.limits: the hashes 2 of pods belong to nobody: neither this shard nor another of its operator has them"];
     for key in [label::SHARDING_HASH, label::SHARD_HASH, "example.com/slot"] {
         let of = |name: &str, hashes| of_hashes(key, name, hashes);
         let (first, second, third) = (of("one", 0..2), of("two", 3..30), of("three", 30..32));
@@ -279,15 +263,10 @@ fn hashes_of_unknown_operators_or_roots_are_not_reported() {
     let none = Vec::<String>::new();
     assert_eq!(warnings(&shard("by-team", "a"), &[], &[]), none, "it is not divided by hash");
     let mut stranger = of("four", 2..3);
-    stranger.spec.controller =
-        Some(ctrlmesh_common::api::Controller { leader_election_name: "x".to_owned() });
+    stranger.spec.controller = Some(ctrlmesh_common::api::Controller { leader_election_name: "x".to_owned() });
     assert_eq!(warnings(&first, &[&second, &third, &stranger], &[]).len(), 1);
     let on = root("root", "");
-    assert_eq!(
-        warnings(&owned(of("r-1-normal", 0..2), &on), &[&on], &[]),
-        none,
-        "its root has them all"
-    );
+    assert_eq!(warnings(&owned(of("r-1-normal", 0..2), &on), &[&on], &[]), none, "its root has them all");
     let mut anybodys = first.clone();
     anybodys.spec.controller = None;
     assert_eq!(warnings(&anybodys, &[], &[]), none, "nobody knows who its like are");

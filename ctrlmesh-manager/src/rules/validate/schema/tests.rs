@@ -25,8 +25,7 @@ fn rule(contents: &str, kind: &str) -> Value {
 
 fn fault(fault: Value) -> Vec<String> {
     let selector = json!({"matchLabels": {"app": "a"}});
-    let object =
-        json!({"metadata": {"name": "a"}, "spec": {"selector": selector, "httpFault": [fault]}});
+    let object = json!({"metadata": {"name": "a"}, "spec": {"selector": selector, "httpFault": [fault]}});
     let injection: FaultInjection = serde_json::from_value(object).unwrap();
     validate::fault_injection(&injection).errors.iter().map(ToString::to_string).collect()
 }
@@ -56,10 +55,7 @@ fn breakers_that_the_schema_refuses_are_refused() {
             json!({"bucket": {"burst": 1, "interval": "99999999h", "limit": 1}}),
             "spec.rateLimitings[0].bucket.interval: \"99999999h\" must be",
         ),
-        (
-            json!({"bucket": null}),
-            "spec.rateLimitings[0].bucket: is required with the trigger policies",
-        ),
+        (json!({"bucket": null}), "spec.rateLimitings[0].bucket: is required with the trigger policies"),
         (json!({"resourceRules": []}), "spec.rateLimitings[0].resourceRules: at least one rule"),
         (
             json!({"recoverPolicy": {"type": "SleepingWindow"}}),
@@ -79,10 +75,7 @@ fn breakers_that_the_schema_refuses_are_refused() {
         assert_refused(&breaker(limiting(change), plain()), expected);
     }
     let found = breaker(limiting(json!({})), rule("a(b", "Regexp"));
-    assert_refused(
-        &found,
-        "spec.trafficInterceptRules[0].contents[0]: \"a(b\" is no regular expression",
-    );
+    assert_refused(&found, "spec.trafficInterceptRules[0].contents[0]: \"a(b\" is no regular expression");
     assert_eq!(breaker(limiting(json!({})), rule("a(b", "Normal")), Vec::<String>::new());
     let huge = breaker(limiting(json!({})), rule("(a{1000}){1000}", "Regexp"));
     assert_refused(&huge, "spec.trafficInterceptRules[0].contents[0]: ");
@@ -104,14 +97,10 @@ fn expressions_are_those_of_go() {
 fn faults_that_the_schema_refuses_are_refused() {
     let delay = json!({"fixedDelay": "1s"});
     assert_eq!(fault(json!({"delay": delay})), Vec::<String>::new());
-    let matches =
-        |http: Value| json!({"delay": {"fixedDelay": "1s"}, "match": {"httpMatch": [http]}});
+    let matches = |http: Value| json!({"delay": {"fixedDelay": "1s"}, "match": {"httpMatch": [http]}});
     let cases = [
         (json!({"name": "a"}), "spec.httpFault[0].delay: at least one of delay and abort"),
-        (
-            json!({"delay": {"fixedDelay": "-1s"}}),
-            "spec.httpFault[0].delay.fixedDelay: \"-1s\" must be",
-        ),
+        (json!({"delay": {"fixedDelay": "-1s"}}), "spec.httpFault[0].delay.fixedDelay: \"-1s\" must be"),
         (
             json!({"delay": {"fixedDelay": "1s", "percent": "101"}}),
             "spec.httpFault[0].delay.percent: \"101\" is not allowed",
@@ -150,10 +139,7 @@ fn a_fault_that_could_never_be_done_is_refused() {
             time(json!({"daysOfWeek": [7]})),
             "spec.httpFault[0].effectiveTime.daysOfWeek[0]: 7 is not allowed; allowed are 0 to 6",
         ),
-        (
-            time(json!({"months": [1, 1]})),
-            "spec.httpFault[0].effectiveTime.months[1]: is listed twice",
-        ),
+        (time(json!({"months": [1, 1]})), "spec.httpFault[0].effectiveTime.months[1]: is listed twice"),
         (
             time(json!({"months": [2, 4], "daysOfMonth": [31]})),
             "spec.httpFault[0].effectiveTime.daysOfMonth: none of these days",
@@ -168,10 +154,8 @@ fn a_fault_that_could_never_be_done_is_refused() {
 
 #[test]
 fn there_is_one_manager_state() {
-    let named = |name: &str| {
-        serde_json::from_value::<ManagerState>(json!({"metadata": {"name": name}, "spec": {}}))
-            .unwrap()
-    };
+    let named =
+        |name: &str| serde_json::from_value::<ManagerState>(json!({"metadata": {"name": name}, "spec": {}})).unwrap();
     assert_eq!(validate::manager_state(&named("ctrlmesh-manager")).errors, []);
     assert_eq!(validate::manager_state(&named("other")).errors[0].field, "metadata.name");
 }
@@ -180,27 +164,22 @@ fn there_is_one_manager_state() {
 fn an_unknown_field_is_reported_with_path_and_known_fields() {
     let object = json!({"apiVersion": "v", "kind": "ShardingConfig", "metadata": {"name": "a"}, "spec": {
         "selector": {"matchLabels": {"a": "b"}}, "limits": [{"relatedResources": [], "selector": null}], "rooot": {}}});
-    let found: Vec<String> =
-        of_manifest("ShardingConfig", &object).iter().map(ToString::to_string).collect();
+    let found: Vec<String> = of_manifest("ShardingConfig", &object).iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 2, "{found:?}");
     assert_eq!(
         found[0],
         "spec.limits[0].relatedResources: is not a field that is known here; known are objectSelector, relateResources, selector"
     );
     assert!(
-        found[1].starts_with(
-            "spec.rooot: is not a field that is known here; known are controller, limits"
-        ),
+        found[1].starts_with("spec.rooot: is not a field that is known here; known are controller, limits"),
         "{found:?}"
     );
 }
 
 #[test]
 fn a_value_of_another_type_is_named_with_its_path() {
-    let object =
-        json!({"spec": {"root": {"prefix": 5, "auto": {"shardingSize": 1.5}}, "limits": {}}});
-    let found: Vec<String> =
-        of_manifest("ShardingConfig", &object).iter().map(ToString::to_string).collect();
+    let object = json!({"spec": {"root": {"prefix": 5, "auto": {"shardingSize": 1.5}}, "limits": {}}});
+    let found: Vec<String> = of_manifest("ShardingConfig", &object).iter().map(ToString::to_string).collect();
     let expected = [
         "spec.limits: must be of the type array",
         "spec.root.auto.everyShardReplicas: is required",

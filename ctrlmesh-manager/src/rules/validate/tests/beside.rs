@@ -6,10 +6,7 @@ use super::*;
 fn shards_that_exclude_each_other_may_stand_together() {
     let a = pods("{matchExpressions: [{key: team, operator: In, values: [a]}]}");
     let b = pods("{matchExpressions: [{key: team, operator: NotIn, values: [a, c]}]}");
-    assert_eq!(
-        errors(&shards(&[("one", &format!("[{a}]")), ("other", &format!("[{b}]"))])),
-        Vec::<String>::new()
-    );
+    assert_eq!(errors(&shards(&[("one", &format!("[{a}]")), ("other", &format!("[{b}]"))])), Vec::<String>::new());
 }
 
 #[test]
@@ -18,10 +15,7 @@ fn shards_that_could_own_the_same_object_are_refused_by_name() {
     let b = pods("{matchLabels: {tier: b}}");
     let found = errors(&shards(&[("one", &format!("[{a}]")), ("other", &format!("[{b}]"))]));
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(
-        found[0].starts_with("spec.limits: could own the same pods as ShardingConfig \"other\""),
-        "{found:?}"
-    );
+    assert!(found[0].starts_with("spec.limits: could own the same pods as ShardingConfig \"other\""), "{found:?}");
 }
 
 #[test]
@@ -81,11 +75,7 @@ fn shards_with_different_locks_are_of_different_operators() {
 
 /// A shard of the pod `pod`.
 fn shard_of_pod(name: &str, pod: &str, lock: &str) -> ShardingConfig {
-    let lock = if lock.is_empty() {
-        String::new()
-    } else {
-        format!("controller: {{leaderElectionName: {lock}}}, ")
-    };
+    let lock = if lock.is_empty() { String::new() } else { format!("controller: {{leaderElectionName: {lock}}}, ") };
     let key = names::label::STATEFULSET_POD_NAME;
     let selector = format!("{{matchExpressions: [{{key: {key}, operator: In, values: [{pod}]}}]}}");
     let limits = "[{selector: {matchLabels: {team: a}}}]";
@@ -139,10 +129,7 @@ fn two_roots_never_divide_the_same_pods() {
     let one = root("one", "x", "op", "");
     let found = errors_beside(&one, &root("other", "y", "op", ""));
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(
-        found[0].starts_with("spec.root.targetStatefulSet: is the target of root \"other\" too"),
-        "{found:?}"
-    );
+    assert!(found[0].starts_with("spec.root.targetStatefulSet: is the target of root \"other\" too"), "{found:?}");
     assert_eq!(errors_beside(&one, &root("other", "y", "more", "")), Vec::<String>::new());
     assert_eq!(errors_beside(&one, &root("other", "", "more", "")), Vec::<String>::new());
     let found = errors_beside(&one, &root("other", "x", "more", ""));
@@ -161,17 +148,14 @@ fn a_pod_is_in_one_shard_only() {
     let limits = |team| format!("[{}]", pods(&format!("{{matchLabels: {{team: {team}}}}}")));
     let shards = shards(&[("one", &limits("a")), ("other", &limits("b"))]);
     let mut both = shards.clone();
-    both[1].spec.selector.as_mut().unwrap().match_labels =
-        [("team".to_owned(), "x".to_owned())].into();
+    both[1].spec.selector.as_mut().unwrap().match_labels = [("team".to_owned(), "x".to_owned())].into();
     let labels = [("shard", "one"), ("team", "x")].map(|(k, v)| (k.to_owned(), v.to_owned()));
     let name = PodName { name: "p".to_owned(), ..PodName::default() };
     let pod = Member { name, labels: labels.into(), ..Member::default() };
     assert_eq!(sharding_config(&shards[0], &shards, Some(&[&pod])), Report::default());
     let report = sharding_config(&both[0], &both, Some(&[&pod]));
     assert!(
-        report.errors[0]
-            .to_string()
-            .starts_with("spec.selector: selects pod \"p\", which ShardingConfig \"other\"")
+        report.errors[0].to_string().starts_with("spec.selector: selects pod \"p\", which ShardingConfig \"other\"")
     );
     let report = sharding_config(&shards[0], &shards, Some(&[]));
     assert_eq!((report.errors.len(), report.warnings.len()), (0, 1));
@@ -198,11 +182,7 @@ fn shard_of_app(name: &str) -> ShardingConfig {
 }
 
 /// The problems of each beside the other, with these pods.
-fn said_of_both(
-    one: &ShardingConfig,
-    other: &ShardingConfig,
-    pods: &[&Member],
-) -> [Vec<String>; 2] {
+fn said_of_both(one: &ShardingConfig, other: &ShardingConfig, pods: &[&Member]) -> [Vec<String>; 2] {
     [(one, other), (other, one)].map(|(one, other)| {
         let report = sharding_config(one, std::slice::from_ref(other), Some(pods));
         report.errors.iter().map(Problem::to_string).collect()
@@ -321,10 +301,7 @@ fn two_shards_that_select_the_same_pods_are_refused() {
     assert_eq!(errors_beside(&one, &shard("other", "b", "app", "zone")), Vec::<String>::new());
     let found = errors_beside(&one, &shard("other", "b", "tier", "app"));
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(
-        found[0].starts_with("spec.selector: selects the same pods as ShardingConfig \"other\""),
-        "{found:?}"
-    );
+    assert!(found[0].starts_with("spec.selector: selects the same pods as ShardingConfig \"other\""), "{found:?}");
     // One value, written in two ways.
     let mut other = shard("other", "b", "tier", "app");
     let selector = other.spec.selector.as_mut().unwrap();

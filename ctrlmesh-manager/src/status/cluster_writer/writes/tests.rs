@@ -41,8 +41,7 @@ fn pods_of_a_root_are_labelled_also_where_it_is_switched_off() {
     let pods = pod("op-0", "") + &pod("op-1", injected) + &pod("x", "app: mine");
     let by_hand = child("mine").replace("ownerReferences", "finalizers: [], ownerReferences");
     let by_hand = by_hand.replace("uid: '1', ", "uid: '9', ");
-    let by_hand =
-        by_hand.replace("{ctrlmesh.kusionstack.io/sharding-config-injected: mine}", "{app: mine}");
+    let by_hand = by_hand.replace("{ctrlmesh.kusionstack.io/sharding-config-injected: mine}", "{app: mine}");
     let text = ROOT.to_owned() + &child("r-1-normal") + &child("r-2-normal") + &by_hand + &pods;
     let expected = [("op-0".to_owned(), "r-1-normal".to_owned())];
     assert_eq!(labelled(&planned(&text)), expected, "and nobody else's");
@@ -53,17 +52,15 @@ fn pods_of_a_root_are_labelled_also_where_it_is_switched_off() {
 #[test]
 fn an_existing_shard_is_changed_only_in_its_seen_version() {
     let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
-    let edited = child("r-1-normal")
-        .replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
+    let edited = child("r-1-normal").replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
     let planned = planned(&(root + &edited));
     let writes = writes(&planned, &Observations::default(), Timestamp::UNIX_EPOCH);
     let applied = writes.iter().filter_map(|write| match write {
         Write::Apply { config, .. } => Some(&config.metadata),
         _ => None,
     });
-    let observed: Vec<_> = applied
-        .map(|meta| (meta.name.as_deref(), meta.uid.as_deref(), meta.resource_version.as_deref()))
-        .collect();
+    let observed: Vec<_> =
+        applied.map(|meta| (meta.name.as_deref(), meta.uid.as_deref(), meta.resource_version.as_deref())).collect();
     let expected = [(Some("r-1-normal"), Some("7"), Some("42")), (Some("r-2-normal"), None, None)];
     assert_eq!(observed, expected);
 }
@@ -88,8 +85,7 @@ fn status(conditions: &[&str]) -> ShardingConfigStatus {
 
 #[test]
 fn events_report_what_got_worse_or_recovered_once() {
-    const WELL: [&str; 3] =
-        ["Accepted=True Valid", "Programmed=True Acknowledged", "Degraded=False AsExpected"];
+    const WELL: [&str; 3] = ["Accepted=True Valid", "Programmed=True Acknowledged", "Degraded=False AsExpected"];
     let notes = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
         let events = events(before.map(status).as_ref(), &status(after));
         let say = |one: &EventNote| {

@@ -90,9 +90,7 @@ pub(super) fn text(item: &[u8]) -> Option<Cow<'_, str>> {
         return None;
     }
     if let Some(length) = string.argument {
-        return Some(String::from_utf8_lossy(
-            item.get(string.end..string.end.checked_add(length)?)?,
-        ));
+        return Some(String::from_utf8_lossy(item.get(string.end..string.end.checked_add(length)?)?));
     }
     let (mut spelled, mut next) = (Vec::new(), string.end);
     while item.get(next) != Some(&BREAK) {
@@ -263,8 +261,7 @@ fn head(body: &[u8], at: usize) -> Option<Head> {
         _ => return None,
     };
     let end = at + 1 + length;
-    let number =
-        body.get(at + 1..end)?.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    let number = body.get(at + 1..end)?.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
     Some(Head { major, argument: Some(usize::try_from(number).ok()?), end })
 }
 

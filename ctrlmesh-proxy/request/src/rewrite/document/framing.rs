@@ -25,8 +25,7 @@ impl Framer {
         let missing = match self.encoding {
             Encoding::Json => memchr::memchr(b'\n', rest).map(|end| end + 1),
             Encoding::Protobuf => {
-                let length =
-                    begun.first_chunk::<4>().map_or(0, |length| u32::from_be_bytes(*length));
+                let length = begun.first_chunk::<4>().map_or(0, |length| u32::from_be_bytes(*length));
                 usize::try_from(length).ok().map(|length| (4 + length).saturating_sub(begun.len()))
             }
             // Where an item ends is known once it has been read.
@@ -37,10 +36,7 @@ impl Framer {
 
     /// The first whole frame of `stream`: where it stands, and where the next begins. `None` where it is not whole yet:
     /// the next call is to begin with the same bytes.
-    pub(in crate::rewrite) fn next(
-        &mut self,
-        stream: &[u8],
-    ) -> Result<Option<(Range<usize>, usize)>, DocumentError> {
+    pub(in crate::rewrite) fn next(&mut self, stream: &[u8]) -> Result<Option<(Range<usize>, usize)>, DocumentError> {
         match self.encoding {
             Encoding::Json => {
                 let rest = stream.get(self.searched..).unwrap_or_default();
@@ -52,8 +48,8 @@ impl Framer {
                 let Some(length) = stream.first_chunk::<4>() else {
                     return Ok(None);
                 };
-                let end = 4 + usize::try_from(u32::from_be_bytes(*length))
-                    .map_err(|_error| self.encoding.malformed())?;
+                let end =
+                    4 + usize::try_from(u32::from_be_bytes(*length)).map_err(|_error| self.encoding.malformed())?;
                 Ok((end <= stream.len()).then_some((4..end, end)))
             }
             Encoding::Cbor => {

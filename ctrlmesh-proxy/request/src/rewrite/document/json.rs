@@ -140,8 +140,7 @@ fn value_end(text: &[u8], start: usize) -> Option<usize> {
         b'"' => string_end(text, start),
         b'{' | b'[' => container_end(text, start),
         b'-' | b'0'..=b'9' | b'a'..=b'z' => {
-            let word =
-                |byte: &&u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.');
+            let word = |byte: &&u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.');
             Some(start + text[start..].iter().take_while(word).count())
         }
         _ => None,

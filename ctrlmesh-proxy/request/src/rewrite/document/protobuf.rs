@@ -57,9 +57,8 @@ pub(super) fn apply(body: &[u8], at: Range<usize>, edits: &[Edit]) -> Option<Vec
         message = inside;
     }
     for field in fields(body, message)? {
-        let inside = |range: &Range<usize>| {
-            edits.iter().any(|edit| edit.at.start >= range.start && edit.at.end <= range.end)
-        };
+        let inside =
+            |range: &Range<usize>| edits.iter().any(|edit| edit.at.start >= range.start && edit.at.end <= range.end);
         if edits.iter().any(|edit| edit.at == field.whole && edit.with.is_empty()) {
             continue;
         }

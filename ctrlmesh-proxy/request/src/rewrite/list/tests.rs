@@ -19,13 +19,9 @@ fn told(frame: &[u8], encoding: Encoding) -> [String; 5] {
     let event = document.event().unwrap();
     let object = document.event_object(&event).unwrap().unwrap();
     let metadata = document.field(&object, "metadata").unwrap().unwrap();
-    let text =
-        |node: &Node, name| document.text_of(node, name).unwrap().unwrap_or_default().into_owned();
+    let text = |node: &Node, name| document.text_of(node, name).unwrap().unwrap_or_default().into_owned();
     let (api_version, kind) = if encoding == Encoding::Protobuf {
-        let raw = document
-            .field(&document.field(&event, "object").unwrap().unwrap(), "raw")
-            .unwrap()
-            .unwrap();
+        let raw = document.field(&document.field(&event, "object").unwrap().unwrap(), "raw").unwrap().unwrap();
         let inner = Document { body: &frame[raw.at], encoding };
         let meta = inner.type_meta().unwrap().unwrap();
         let text = |name| inner.text_of(&meta, name).unwrap().unwrap().into_owned();
@@ -33,13 +29,7 @@ fn told(frame: &[u8], encoding: Encoding) -> [String; 5] {
     } else {
         (text(&object, "apiVersion"), text(&object, "kind"))
     };
-    [
-        text(&event, "type"),
-        api_version,
-        kind,
-        text(&metadata, "name"),
-        text(&metadata, "resourceVersion"),
-    ]
+    [text(&event, "type"), api_version, kind, text(&metadata, "name"), text(&metadata, "resourceVersion")]
 }
 
 #[test]
@@ -49,8 +39,7 @@ fn items_become_the_very_bytes_that_the_server_sends_as_added() {
         let mut added = watch_frames_for_tests(&stream, *encoding);
         added.pop();
         let wanted: Vec<u8> = added.iter().flat_map(|frame| framed(frame, *encoding)).collect();
-        let listed =
-            events(&recorded("configmap-list", extension), *encoding, Change::Joins).unwrap();
+        let listed = events(&recorded("configmap-list", extension), *encoding, Change::Joins).unwrap();
         assert_eq!(listed.frames, wanted, "{encoding:?}");
     }
 }
@@ -58,22 +47,17 @@ fn items_become_the_very_bytes_that_the_server_sends_as_added() {
 #[test]
 fn items_of_every_kind_become_events_that_say_what_they_are() {
     for (encoding, extension) in ALL {
-        for (list, watch) in [
-            ("configmap-list", "configmap-watch"),
-            ("widget-list", "widget-watch"),
-            ("lease-list", "lease-watch"),
-        ] {
+        for (list, watch) in
+            [("configmap-list", "configmap-watch"), ("widget-list", "widget-watch"), ("lease-list", "lease-watch")]
+        {
             if encoding == Encoding::Protobuf && list == "widget-list" {
                 continue;
             }
             let listed = events(&recorded(list, extension), encoding, Change::Leaves).unwrap();
-            let listed: Vec<_> = watch_frames_for_tests(&listed.frames, encoding)
-                .iter()
-                .map(|frame| told(frame, encoding))
-                .collect();
+            let listed: Vec<_> =
+                watch_frames_for_tests(&listed.frames, encoding).iter().map(|frame| told(frame, encoding)).collect();
             let sent = watch_frames_for_tests(&recorded(watch, extension), encoding);
-            let sent =
-                sent.iter().map(|frame| told(frame, encoding)).filter(|[kind, ..]| kind == "ADDED");
+            let sent = sent.iter().map(|frame| told(frame, encoding)).filter(|[kind, ..]| kind == "ADDED");
             let mut sent: Vec<_> = sent.map(|[_, rest @ ..]| rest).collect();
             sent.sort();
             assert!(listed.iter().all(|[kind, ..]| kind == "DELETED"), "{list} {encoding:?}");
@@ -86,8 +70,7 @@ fn items_of_every_kind_become_events_that_say_what_they_are() {
 #[test]
 fn a_list_says_its_version_its_kind_and_its_next_page() {
     for (encoding, extension) in ALL {
-        let whole =
-            events(&recorded("configmap-list", extension), encoding, Change::Joins).unwrap();
+        let whole = events(&recorded("configmap-list", extension), encoding, Change::Joins).unwrap();
         assert_eq!((whole.next, whole.version > 200), (None, true));
         assert_eq!(whole.kind, Some(Kind { api_version: "v1".into(), kind: "ConfigMap".into() }));
         let page = events(&recorded("configmap-page", extension), encoding, Change::Joins).unwrap();
@@ -106,15 +89,9 @@ fn a_pretty_list_becomes_frames_of_one_line() {
 
 #[test]
 fn what_is_no_list_of_objects_becomes_nothing() {
-    assert_eq!(
-        events(&recorded("lease-table", "json"), Encoding::Json, Change::Joins),
-        Err(ListError::NoKind)
-    );
+    assert_eq!(events(&recorded("lease-table", "json"), Encoding::Json, Change::Joins), Err(ListError::NoKind));
     for (encoding, extension) in ALL {
-        assert!(
-            events(&recorded("lease-missing", extension), encoding, Change::Joins).is_err(),
-            "{encoding:?}"
-        );
+        assert!(events(&recorded("lease-missing", extension), encoding, Change::Joins).is_err(), "{encoding:?}");
     }
     assert!(events(b"[]", Encoding::Json, Change::Joins).is_err());
 }

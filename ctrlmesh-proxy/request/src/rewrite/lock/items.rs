@@ -47,13 +47,7 @@ impl Items {
 }
 
 /// Puts an item as the client sees it behind `out`; whether it sees it at all.
-fn put(
-    item: &[u8],
-    encoding: Encoding,
-    is_row: bool,
-    rename: &Rename,
-    out: &mut Vec<u8>,
-) -> Result<bool, LockError> {
+fn put(item: &[u8], encoding: Encoding, is_row: bool, rename: &Rename, out: &mut Vec<u8>) -> Result<bool, LockError> {
     let mut renaming = Renaming::of(item, encoding, rename)?;
     let document: Document<'_> = renaming.document;
     let node = document.item()?;

@@ -7,8 +7,7 @@ use serde_json::Value;
 use super::*;
 use crate::rewrite::watch_frames_for_tests;
 
-const EDITABLE: [(Encoding, &str); 2] =
-    [(Encoding::Json, "json"), (Encoding::Protobuf, "protobuf")];
+const EDITABLE: [(Encoding, &str); 2] = [(Encoding::Json, "json"), (Encoding::Protobuf, "protobuf")];
 
 fn rename() -> Rename {
     let lock = Lock { namespace: "ops".into(), name: "op".into(), shard: "s1".into() };
@@ -32,8 +31,7 @@ fn names(body: &[u8], encoding: Encoding) -> Vec<(String, String)> {
     let root = document.root().unwrap();
     let name = |item: &Node| {
         let metadata = document.field(item, "metadata").unwrap().unwrap();
-        let text =
-            |name| document.text_of(&metadata, name).unwrap().unwrap_or_default().into_owned();
+        let text = |name| document.text_of(&metadata, name).unwrap().unwrap_or_default().into_owned();
         (text("namespace"), text("name"))
     };
     document.items(&root, "items").unwrap().iter().map(name).collect()
@@ -85,11 +83,7 @@ fn a_list_across_namespaces_is_renamed_only_in_ours() {
         let body = recorded("lease-list-all", extension);
         let names = names(&response(&body, encoding, &rename()).unwrap(), encoding);
         assert!(names.contains(&("x".into(), "op---s1".into())), "{encoding:?} {names:?}");
-        assert_eq!(
-            names.iter().filter(|(namespace, _)| namespace == "ops").count(),
-            2,
-            "{encoding:?}"
-        );
+        assert_eq!(names.iter().filter(|(namespace, _)| namespace == "ops").count(), 2, "{encoding:?}");
     }
 }
 
@@ -97,21 +91,16 @@ fn a_list_across_namespaces_is_renamed_only_in_ours() {
 fn a_list_without_the_lock_is_not_touched() {
     for (encoding, extension) in EDITABLE {
         let body = recorded("configmap-list", extension);
-        assert!(
-            matches!(response(&body, encoding, &rename()), Ok(Cow::Borrowed(_))),
-            "{encoding:?}"
-        );
+        assert!(matches!(response(&body, encoding, &rename()), Ok(Cow::Borrowed(_))), "{encoding:?}");
     }
 }
 
 #[test]
 fn a_table_shows_our_lock_and_none_of_the_others() {
     let body = recorded("lease-table", "json");
-    let table: Value =
-        serde_json::from_slice(&response(&body, Encoding::Json, &rename()).unwrap()).unwrap();
+    let table: Value = serde_json::from_slice(&response(&body, Encoding::Json, &rename()).unwrap()).unwrap();
     let rows = table["rows"].as_array().unwrap();
-    let shown: Vec<_> =
-        rows.iter().map(|row| (&row["cells"][0], &row["object"]["metadata"]["name"])).collect();
+    let shown: Vec<_> = rows.iter().map(|row| (&row["cells"][0], &row["object"]["metadata"]["name"])).collect();
     assert_eq!(shown, [(&"op".into(), &"op".into()), (&"other".into(), &"other".into())]);
 }
 
@@ -165,10 +154,7 @@ fn patches_of_every_kind_are_renamed() {
             r#"{"metadata":{"name":"op","x":1},"spec":{"name":"op"}}"#,
             r#"{"metadata":{"name":"op---s1","x":1},"spec":{"name":"op"}}"#,
         ),
-        (
-            r#" {"metadata" : {"na\u006de" : "\u006fp"}} "#,
-            r#" {"metadata" : {"na\u006de" : "op---s1"}} "#,
-        ),
+        (r#" {"metadata" : {"na\u006de" : "\u006fp"}} "#, r#" {"metadata" : {"na\u006de" : "op---s1"}} "#),
         (r#"{"spec":{"holderIdentity":"op"}}"#, r#"{"spec":{"holderIdentity":"op"}}"#),
         (
             r#"[{"op":"test","path":"/metadata/name","value":"op"}]"#,
@@ -181,11 +167,7 @@ fn patches_of_every_kind_are_renamed() {
         (r#"[{"op":"remove","path":"/spec"}]"#, r#"[{"op":"remove","path":"/spec"}]"#),
         ("", ""),
     ] {
-        assert_eq!(
-            request(patch.as_bytes(), Encoding::Json, &rename()).unwrap(),
-            wanted.as_bytes(),
-            "{patch}"
-        );
+        assert_eq!(request(patch.as_bytes(), Encoding::Json, &rename()).unwrap(), wanted.as_bytes(), "{patch}");
     }
 }
 
@@ -194,19 +176,11 @@ fn json_sent_as_yaml_is_editable_and_yaml_and_cbor_are_not() {
     let apply = "application/apply-patch+yaml";
     let body = br#"{"metadata":{"name":"op"}}"#;
     assert_eq!(Encoding::of_editable(apply, body), Some(Encoding::Json));
-    for yaml in [
-        "metadata:\n  name: op\n",
-        "{'metadata': {'name': 'op'}}",
-        "{metadata: {name: op}}",
-        "{} # x",
-    ] {
+    for yaml in ["metadata:\n  name: op\n", "{'metadata': {'name': 'op'}}", "{metadata: {name: op}}", "{} # x"] {
         assert_eq!(Encoding::of_editable(apply, yaml.as_bytes()), None, "{yaml}");
     }
     assert_eq!(Encoding::of_editable("", body), Some(Encoding::Json));
-    assert_eq!(
-        Encoding::of_editable("Application/JSON; charset=utf-8", body),
-        Some(Encoding::Json)
-    );
+    assert_eq!(Encoding::of_editable("Application/JSON; charset=utf-8", body), Some(Encoding::Json));
     for other in ["text/plain", "application/cbor", "application/apply-patch+cbor"] {
         assert_eq!(Encoding::of_editable(other, body), None, "{other}");
     }
@@ -229,15 +203,10 @@ fn only_what_can_be_edited_is_asked_for() {
         ("application/vnd.kubernetes.protobuf,application/json;q=0.5, */*", None),
         ("application/cbor", Some("application/json")),
         ("application/cbor, application/json;q=0.9", Some("application/json;q=0.9")),
-        (
-            "application/json;as=Table, Application/CBOR-seq;q=0.1",
-            Some("application/json;as=Table"),
-        ),
+        ("application/json;as=Table, Application/CBOR-seq;q=0.1", Some("application/json;as=Table")),
         (
             "application/yaml;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/yaml;q=0.5",
-            Some(
-                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;q=0.5",
-            ),
+            Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;q=0.5"),
         ),
     ] {
         assert_eq!(crate::rewrite::editable_accept(accept).as_deref(), editable, "{accept}");
@@ -265,16 +234,12 @@ fn a_field_that_stands_twice_is_refused() {
         r#"{"metadata":{"name":"a","n\u0061me":"op---s2"}}"#,
     ] {
         let refused = request(body.as_bytes(), Encoding::Json, &rename());
-        assert!(
-            matches!(refused, Err(LockError::Document(DocumentError::Repeated { .. }))),
-            "{body}: {refused:?}"
-        );
+        assert!(matches!(refused, Err(LockError::Document(DocumentError::Repeated { .. }))), "{body}: {refused:?}");
     }
     let lease = recorded("lease", "protobuf");
     let document = Document { body: &lease, encoding: Encoding::Protobuf };
     let metadata = document.field(&document.root().unwrap(), "metadata").unwrap().unwrap();
-    let message =
-        [super::super::document::protobuf_field(1, &lease[metadata.at.clone()])].concat().repeat(2);
+    let message = [super::super::document::protobuf_field(1, &lease[metadata.at.clone()])].concat().repeat(2);
     let twice = super::super::document::envelope("coordination.k8s.io/v1", "Lease", &message);
     assert!(request(&twice, Encoding::Protobuf, &rename()).is_err());
 }
@@ -288,9 +253,6 @@ fn a_body_that_is_cut_short_or_too_large_is_refused() {
             let cut = request(&body[..end], encoding, &rename());
             assert!(cut.is_err() || encoding == Encoding::Protobuf, "{encoding:?} {end}");
         }
-        assert_eq!(
-            request(&vec![b' '; MAX_BODY_BYTES + 1], encoding, &rename()),
-            Err(LockError::TooLarge)
-        );
+        assert_eq!(request(&vec![b' '; MAX_BODY_BYTES + 1], encoding, &rename()), Err(LockError::TooLarge));
     }
 }

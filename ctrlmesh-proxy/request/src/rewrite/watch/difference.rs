@@ -54,8 +54,7 @@ fn negated(requirement: &Requirement) -> Option<Requirement> {
 fn simplified(selector: &Selector) -> Option<Selector> {
     let mut kept: Vec<Requirement> = Vec::new();
     for requirement in selector.requirements() {
-        let merged =
-            kept.iter().enumerate().find_map(|(at, one)| Some((at, merged(one, requirement)?)));
+        let merged = kept.iter().enumerate().find_map(|(at, one)| Some((at, merged(one, requirement)?)));
         match merged {
             Some((_, values)) if values.is_empty() => return None,
             Some((at, values)) => {

@@ -40,8 +40,7 @@ const NOT_IN_LIST: [&str; 8] = [
 const ADDED_PAIRS: usize = 5;
 
 /// Parameters of a watch that say where it begins.
-const WATCH_START: [&str; 5] =
-    ["resourceVersion", "resourceVersionMatch", "sendInitialEvents", "limit", "continue"];
+const WATCH_START: [&str; 5] = ["resourceVersion", "resourceVersionMatch", "sendInitialEvents", "limit", "continue"];
 
 /// The next request of a splice: its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,9 +100,10 @@ pub fn list_accept(encoding: Encoding, accept: &str) -> Option<String> {
     let clauses: Vec<&str> = accept.split(',').map(str::trim).collect();
     // The API server takes the first that it can serve. It can serve metadata of every kind.
     let as_metadata = clauses.first().is_some_and(|first| shown(first));
-    let known = clauses.iter().filter(|clause| shown(clause)).all(|clause| {
-        as_metadata && clause.strip_suffix(METADATA).is_some_and(|kind| !kind.contains(';'))
-    });
+    let known = clauses
+        .iter()
+        .filter(|clause| shown(clause))
+        .all(|clause| as_metadata && clause.strip_suffix(METADATA).is_some_and(|kind| !kind.contains(';')));
     if !known {
         return None;
     }
@@ -118,12 +118,7 @@ pub fn list_accept(encoding: Encoding, accept: &str) -> Option<String> {
 
 /// The frame that ends a watch, so that the client lists again.
 pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
-    let status = Status {
-        code: 410,
-        reason: "Expired",
-        message: format!("ctrlmesh: {message}"),
-        retry_after: None,
-    };
+    let status = Status { code: 410, reason: "Expired", message: format!("ctrlmesh: {message}"), retry_after: None };
     list::error(encoding, &status)
 }
 
@@ -176,13 +171,11 @@ impl Splice {
         }
         let everything = Selector::everything();
         let new = plan.selector.as_ref().unwrap_or(&everything);
-        let difference =
-            difference(old.unwrap_or(&everything), new).ok_or(Expired::Incomparable)?;
+        let difference = difference(old.unwrap_or(&everything), new).ok_or(Expired::Incomparable)?;
         let leaves = difference.leaves.into_iter().map(|selector| (selector, Change::Leaves));
         let joins = difference.joins.into_iter().map(|selector| (selector, Change::Joins));
         // The lock is renamed here; the selector is put in for each request.
-        let renamed =
-            crate::rewrite::target(request, &Plan { lock: plan.lock.clone(), ..Plan::default() });
+        let renamed = crate::rewrite::target(request, &Plan { lock: plan.lock.clone(), ..Plan::default() });
         let (path, query) = renamed.split_once('?').unwrap_or((&renamed, ""));
         Ok(Self {
             encoding,
@@ -202,15 +195,8 @@ impl Splice {
     pub fn next_read(&self) -> NextRead {
         let Some((selector, _)) = self.lists.last() else {
             let query = without(&self.query, &WATCH_START);
-            let query = self
-                .selector
-                .as_ref()
-                .map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
-            return NextRead::Watch(joined(
-                &self.watch_path,
-                &query,
-                &format!("resourceVersion={}", self.at),
-            ));
+            let query = self.selector.as_ref().map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
+            return NextRead::Watch(joined(&self.watch_path, &query, &format!("resourceVersion={}", self.at)));
         };
         let query = narrowed(&without(&self.query, &NOT_IN_LIST), selector);
         let limit = self.limit;
@@ -225,12 +211,7 @@ impl Splice {
     ///
     /// # Errors
     /// The watch cannot go on. Frames that were sent so far are right, and [`expired`] must follow them.
-    pub fn answer(
-        &mut self,
-        status: u16,
-        content_type: &str,
-        body: &[u8],
-    ) -> Result<Vec<u8>, Expired> {
+    pub fn answer(&mut self, status: u16, content_type: &str, body: &[u8]) -> Result<Vec<u8>, Expired> {
         if status != 200 {
             return Err(Expired::Refused { status, at: self.at });
         }
@@ -238,8 +219,7 @@ impl Splice {
         if Encoding::of(content_type) != Some(self.encoding) {
             return Err(Expired::Unreadable);
         }
-        let listed =
-            list::events(body, self.encoding, *change).map_err(|_error| Expired::Unreadable)?;
+        let listed = list::events(body, self.encoding, *change).map_err(|_error| Expired::Unreadable)?;
         if listed.version != self.at {
             return Err(Expired::Unreadable);
         }

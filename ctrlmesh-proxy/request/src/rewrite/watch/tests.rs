@@ -9,10 +9,8 @@ use crate::rewrite::watch_frames_for_tests;
 const ALL: [(Encoding, &str); 3] =
     [(Encoding::Json, "json"), (Encoding::Protobuf, "protobuf"), (Encoding::Cbor, "cbor")];
 
-const WATCH: &str =
-    "/api/v1/namespaces/ops/configmaps?watch=1&allowWatchBookmarks=true&resourceVersion=100";
-const WATCH_LIST: &str =
-    "/api/v1/configmaps?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+const WATCH: &str = "/api/v1/namespaces/ops/configmaps?watch=1&allowWatchBookmarks=true&resourceVersion=100";
+const WATCH_LIST: &str = "/api/v1/configmaps?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
 
 /// What the real API server answered.
 fn recorded(name: &str, extension: &str) -> Vec<u8> {
@@ -35,10 +33,7 @@ fn the_bookmark_that_ends_the_initial_events_says_where_we_are() {
         let mut frames = Frames::new(encoding, &request(WATCH_LIST));
         let whole = watch_frames_for_tests(&stream, encoding);
         let bookmark = framed(whole.last().unwrap(), encoding).len();
-        assert_eq!(
-            frames.feed(&stream[..stream.len() - bookmark]).unwrap(),
-            Some(stream.len() - bookmark)
-        );
+        assert_eq!(frames.feed(&stream[..stream.len() - bookmark]).unwrap(), Some(stream.len() - bookmark));
         assert_eq!(frames.at(), None, "{encoding:?}");
         frames.feed(&stream[stream.len() - bookmark..]).unwrap();
         assert!(frames.at().is_some_and(|at| at > 200), "{encoding:?}");
@@ -98,9 +93,7 @@ fn large_events_are_followed_however_they_are_cut() {
             })
             .collect();
         let stream = stream.concat();
-        for size in
-            [stream.len(), 16 << 10, 4096, 1000, ends[0] + 1, ends[0], ends[0] - 1, ends[1] + 9]
-        {
+        for size in [stream.len(), 16 << 10, 4096, 1000, ends[0] + 1, ends[0], ends[0] - 1, ends[1] + 9] {
             let mut frames = Frames::new(Encoding::Json, &request(WATCH));
             let mut fed = 0;
             for chunk in stream.chunks(size) {
@@ -133,21 +126,14 @@ fn a_watch_is_where_its_last_event_is() {
 
 #[test]
 fn initial_events_give_no_version() {
-    for query in
-        ["watch=1", "watch=1&resourceVersion=0", "watch=1&resourceVersion=5&sendInitialEvents=true"]
-    {
+    for query in ["watch=1", "watch=1&resourceVersion=0", "watch=1&resourceVersion=5&sendInitialEvents=true"] {
         let target = format!("/api/v1/pods?{query}");
         let mut frames = Frames::new(Encoding::Json, &request(&target));
         frames.feed(&json_event("ADDED", "7")).unwrap();
         assert_eq!(frames.at(), None, "{query}");
     }
     let mut frames = Frames::new(Encoding::Json, &request("/api/v1/pods?watch=1"));
-    frames
-        .feed(
-            &[json_event("ADDED", "7"), json_event("MODIFIED", "9"), json_event("ADDED", "12")]
-                .concat(),
-        )
-        .unwrap();
+    frames.feed(&[json_event("ADDED", "7"), json_event("MODIFIED", "9"), json_event("ADDED", "12")].concat()).unwrap();
     assert_eq!(frames.at(), Some(12));
     // A client that asked for the bookmark waits for it: an event before it ends nothing.
     let mut frames = Frames::new(Encoding::Json, &request(WATCH_LIST));
@@ -158,8 +144,7 @@ fn initial_events_give_no_version() {
 #[test]
 fn an_error_or_a_version_that_is_no_number_leaves_nothing_known() {
     for event in [
-        b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"metadata\":{},\"code\":410}}\n"
-            .to_vec(),
+        b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"metadata\":{},\"code\":410}}\n".to_vec(),
         json_event("ADDED", "x"),
         b"not json\n".to_vec(),
     ] {
@@ -188,15 +173,8 @@ fn an_expired_frame_is_an_error_event_with_a_status() {
         let event = document.event().unwrap();
         assert_eq!(document.text_of(&event, "type").unwrap().unwrap(), "ERROR", "{encoding:?}");
         let status = document.event_object(&event).unwrap().unwrap();
-        assert_eq!(
-            document.text_of(&status, "message").unwrap().unwrap(),
-            "ctrlmesh: gone",
-            "{encoding:?}"
-        );
+        assert_eq!(document.text_of(&status, "message").unwrap().unwrap(), "ctrlmesh: gone", "{encoding:?}");
     }
     let json: serde_json::Value = serde_json::from_slice(&expired(Encoding::Json, "gone")).unwrap();
-    assert_eq!(
-        (&json["object"]["code"], &json["object"]["reason"]),
-        (&410.into(), &"Expired".into())
-    );
+    assert_eq!((&json["object"]["code"], &json["object"]["reason"]), (&410.into(), &"Expired".into()));
 }

@@ -29,11 +29,7 @@ where
     }
 
     /// Polls the user of the stream. Its writes leave once it is pending, or when the buffer is full.
-    pub fn poll_batched<T>(
-        &self,
-        cx: &mut Context<'_>,
-        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-    ) -> Poll<T> {
+    pub fn poll_batched<T>(&self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         self.0.borrow_mut().batching = true;
         let polled = poll(cx);
         let stream = &mut *self.0.borrow_mut();
@@ -59,11 +55,7 @@ where
     C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
     S: SideData + 'static,
 {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut *self.0.borrow_mut()).poll_read(cx, out)
     }
 }
@@ -73,11 +65,7 @@ where
     C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
     S: SideData + 'static,
 {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut *self.0.borrow_mut()).poll_write(cx, bytes)
     }
 

@@ -7,9 +7,7 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{label, root_ca};
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 
-use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
-};
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -26,9 +24,8 @@ pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
 pub(crate) const LISTED: &str = "groupVersionKinds:\n  v1: [ConfigMap]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n  widgets.example.com/v1: ['*']\n  away.example.com/v1: ['*']\n  stubborn.example.com/v1: ['*']\n";
 
 /// The API server that asks this manager about every pod. No other test may use it.
-pub(crate) static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
-    ControlPlane::start(&Options::default()).unwrap_or_else(|error| panic!("{error:?}"))
-});
+pub(crate) static PLANE: LazyLock<ControlPlane> =
+    LazyLock::new(|| ControlPlane::start(&Options::default()).unwrap_or_else(|error| panic!("{error:?}")));
 
 pub(crate) static STARTED: OnceCell<Result<Manager, String>> = OnceCell::const_new();
 
@@ -46,7 +43,8 @@ pub(crate) async fn start(client: &Client) -> Result<Manager> {
     harness::install(client).await?;
     let namespace = json!({"metadata": {"name": NAMESPACE}});
     create::<Namespace>(&Api::all(client.clone()), namespace).await?;
-    let cluster = json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: std::fs::read_to_string(PLANE.ca())?}});
+    let cluster =
+        json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: std::fs::read_to_string(PLANE.ca())?}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), cluster).await?;
     let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": LISTED}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
@@ -77,7 +75,8 @@ pub(crate) async fn start(client: &Client) -> Result<Manager> {
     create::<ValidatingWebhookConfiguration>(&Api::all(client.clone()), validating).await?;
     let pods = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]});
     // Secrets are not listed: only the webhook labels them, as it would all where the API server cannot.
-    let secrets = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets"], "operations": ["CREATE", "UPDATE"]});
+    let secrets =
+        json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets"], "operations": ["CREATE", "UPDATE"]});
     let hooks = [hook("inject", pods, "Fail"), hook("label", secrets, "Ignore")];
     let mutating = json!({"metadata": metadata, "webhooks": hooks});
     create::<MutatingWebhookConfiguration>(&Api::all(client.clone()), mutating).await?;

@@ -25,13 +25,9 @@ use super::bed::*;
 
 fn wanted(namespace: &str) -> BTreeMap<String, String> {
     let slot = NamespaceHash::default().slot(namespace).to_string();
-    [
-        (label::SHARDING_HASH, slot),
-        (label::NAMESPACE, namespace.to_owned()),
-        (label::CONTROL, "true".to_owned()),
-    ]
-    .map(|(key, value)| (key.to_owned(), value))
-    .into()
+    [(label::SHARDING_HASH, slot), (label::NAMESPACE, namespace.to_owned()), (label::CONTROL, "true".to_owned())]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into()
 }
 
 fn has(object: &impl kube::ResourceExt, wanted: &BTreeMap<String, String>) -> Result<()> {
@@ -45,7 +41,8 @@ async fn existing_objects_are_labelled_and_removed_labels_restored() -> Result<(
     let client = managed().await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
     retry(|| async { has(&maps.get("early").await?, &wanted("default")) }).await?;
-    let take = json!({"metadata": {"labels": {label::SHARDING_HASH: null, label::NAMESPACE: "elsewhere", "mine": "stays"}}});
+    let take =
+        json!({"metadata": {"labels": {label::SHARDING_HASH: null, label::NAMESPACE: "elsewhere", "mine": "stays"}}});
     maps.patch("early", &PatchParams::default(), &Patch::Merge(take)).await?;
     retry(|| async {
         let map = maps.get("early").await?;
@@ -63,8 +60,7 @@ async fn existing_objects_are_labelled_and_removed_labels_restored() -> Result<(
     let slot = NamespaceHash::default().slot("view").to_string();
     let roles: Api<ClusterRole> = Api::all(client);
     let cluster = format!("cluster.{slot}");
-    let of_cluster =
-        [(label::SHARDING_HASH.to_owned(), slot), (label::NAMESPACE.to_owned(), cluster)].into();
+    let of_cluster = [(label::SHARDING_HASH.to_owned(), slot), (label::NAMESPACE.to_owned(), cluster)].into();
     retry(|| async { has(&roles.get("view").await?, &of_cluster) }).await
 }
 
@@ -172,8 +168,7 @@ async fn kinds_that_appear_and_vanish_are_followed() -> Result<()> {
         "spec": {"group": "widgets.example.com", "scope": "Namespaced", "names": {"plural": "widgets", "kind": "Widget"},
             "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}]},
     });
-    let widget =
-        ApiResource::from_gvk(&GroupVersionKind::gvk("widgets.example.com", "v1", "Widget"));
+    let widget = ApiResource::from_gvk(&GroupVersionKind::gvk("widgets.example.com", "v1", "Widget"));
     let widgets: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &widget);
     for round in 0..2 {
         create(&definitions, definition.clone()).await?;
@@ -186,10 +181,7 @@ async fn kinds_that_appear_and_vanish_are_followed() -> Result<()> {
             .with_context(|| format!("round {round}"))?;
         definitions.delete("widgets.widgets.example.com", &DeleteParams::default()).await?;
         retry(|| async {
-            ensure!(
-                definitions.get_opt("widgets.widgets.example.com").await?.is_none(),
-                "still there"
-            );
+            ensure!(definitions.get_opt("widgets.widgets.example.com").await?.is_none(), "still there");
             Ok(())
         })
         .await?;
@@ -228,7 +220,8 @@ async fn stubborn(client: &Client) -> Result<Api<DynamicObject>> {
     });
     create(&policies, refuse).await?;
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let binding = json!({"metadata": {"name": "stubborn"}, "spec": {"policyName": "stubborn", "validationActions": ["Deny"]}});
+    let binding =
+        json!({"metadata": {"name": "stubborn"}, "spec": {"policyName": "stubborn", "validationActions": ["Deny"]}});
     create(&bindings, binding).await?;
     // It is in force some time after it is there.
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");

@@ -42,7 +42,8 @@ async fn a_pod_that_mounts_no_token_is_given_none() -> Result<()> {
 #[tokio::test]
 async fn every_container_dials_the_proxy_init_containers_too() -> Result<()> {
     let client = managed().await?;
-    let elsewhere = json!([{"name": "KUBERNETES_SERVICE_HOST", "value": "elsewhere"}, {"name": "MINE", "value": "stays"}]);
+    let elsewhere =
+        json!([{"name": "KUBERNETES_SERVICE_HOST", "value": "elsewhere"}, {"name": "MINE", "value": "stays"}]);
     let spec = json!({
         "initContainers": [{"name": "migrate", "image": "none"}],
         "containers": [{"name": "operator", "image": "none", "env": elsewhere}, {"name": "second", "image": "none"}],
@@ -63,8 +64,7 @@ async fn every_container_dials_the_proxy_init_containers_too() -> Result<()> {
     // What the operator believes is the mesh, what the proxy believes the API server.
     let volumes = spec.volumes.iter().flatten();
     let ca_of = |container: &Container| {
-        let mounts: Vec<&str> =
-            container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()).collect();
+        let mounts: Vec<&str> = container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()).collect();
         let of_it = volumes.clone().filter(|volume| mounts.contains(&volume.name.as_str()));
         serde_json::to_string(&of_it.collect::<Vec<_>>())
     };
@@ -113,8 +113,7 @@ async fn deployment_pods_get_shards_and_a_rollout_keeps_each_filled() -> Result<
     // All at once, as their controller makes them: the manager has not seen the others.
     let all = (0..4).map(|_| create(&pods, pod_of("5d")));
     futures::future::try_join_all(all).await?;
-    let expected =
-        BTreeMap::from(["op-1-normal", "op-2-normal"].map(|shard| (shard.to_owned(), 2)));
+    let expected = BTreeMap::from(["op-1-normal", "op-2-normal"].map(|shard| (shard.to_owned(), 2)));
     let shards = of_each_shard(&pods).await?;
     ensure!(shards == expected, "{shards:?}");
     // Both of one shard go first. The manager may not have seen that they are gone when their successors come.
@@ -148,8 +147,7 @@ async fn what_is_wrong_with_the_rarer_kinds_is_refused_by_field() -> Result<()> 
     ensure!(message.contains(field) && message.contains("is no regular expression"), "{message}");
     create(&faults, fault("a.*b")).await?;
     let states: Api<ManagerState> = Api::all(client);
-    let message =
-        refusal(create(&states, json!({"metadata": {"name": "other"}, "spec": {}})).await)?;
+    let message = refusal(create(&states, json!({"metadata": {"name": "other"}, "spec": {}})).await)?;
     ensure!(message.contains("there is one ManagerState"), "{message}");
     Ok(())
 }

@@ -6,9 +6,7 @@ use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_testbed::retry;
 
 use http::{Request, header};
-use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-};
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -59,8 +57,7 @@ async fn warnings(client: &Client, path: &str, object: &Value) -> Result<Vec<Str
 async fn what_is_limited_by_labels_that_nobody_gives_is_a_warning() -> Result<()> {
     let client = managed().await?;
     let namespace = PLANE.namespace("labelled").await?;
-    let path =
-        format!("/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{namespace}/shardingconfigs");
+    let path = format!("/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{namespace}/shardingconfigs");
     let root = json!({
         "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "root"},
         "spec": {"root": {"prefix": "op", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1},
@@ -70,10 +67,7 @@ async fn what_is_limited_by_labels_that_nobody_gives_is_a_warning() -> Result<()
     retry(|| async {
         let warnings = warnings(&client, &path, &root).await?;
         let [one] = warnings.as_slice() else { anyhow::bail!("{warnings:?}") };
-        ensure!(
-            one.contains("resources[1]") && one.contains("ctrlmesh-sharding-resource"),
-            "{one}"
-        );
+        ensure!(one.contains("resources[1]") && one.contains("ctrlmesh-sharding-resource"), "{one}");
         Ok(())
     })
     .await
@@ -84,8 +78,7 @@ async fn the_shards_of_a_root_may_trade_their_hashes() -> Result<()> {
     let client = managed().await?;
     let namespace = PLANE.namespace("trade").await?;
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
-    let hashes =
-        |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
+    let hashes = |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
     let spec = |first: u8, second: u8| {
         json!({"spec": {"controller": {"leaderElectionName": "op"}, "root": {"prefix": "op", "targetStatefulSet": "op", "manual": [
             {"id": first, "hashes": hashes(0..16)}, {"id": second, "hashes": hashes(16..32)}]}}})
@@ -111,8 +104,7 @@ async fn the_shards_of_a_root_may_trade_their_hashes() -> Result<()> {
 /// Has the API server refuse a ConfigMap of that name in that namespace, until the binding is gone.
 async fn refuse_map(client: &Client, namespace: &str, name: &str) -> Result<()> {
     let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE", "UPDATE"]});
-    let expression =
-        format!("request.namespace != '{namespace}' || object.metadata.name != '{name}'");
+    let expression = format!("request.namespace != '{namespace}' || object.metadata.name != '{name}'");
     let policy = json!({
         "metadata": {"name": namespace},
         "spec": {"failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
@@ -157,9 +149,7 @@ async fn a_pod_gets_its_shard_and_trusts_the_mesh_before_it_is_stored() -> Resul
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     for (name, shard) in [("op-0", "op-1-normal"), ("op-1", "op-2-normal")] {
         let made = create(&pods, pod(name, json!({}))).await?;
-        ensure!(
-            made.labels().get(label::SHARDING_CONFIG_INJECTED).map(String::as_str) == Some(shard)
-        );
+        ensure!(made.labels().get(label::SHARDING_CONFIG_INJECTED).map(String::as_str) == Some(shard));
         let text = serde_json::to_string(&made.spec)?;
         ensure!(text.contains(root_ca::MESH) && !text.contains(root_ca::CLUSTER), "{text}");
     }
@@ -213,17 +203,13 @@ async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client, &namespace);
     let resources = json!({"limits": {"memory": "64Mi"}}).to_string();
     for (number, mode) in ["env", "kubeconfig"].into_iter().enumerate() {
-        let annotations =
-            json!({annotation::INTERCEPTION: mode, annotation::PROXY_RESOURCE: resources});
+        let annotations = json!({annotation::INTERCEPTION: mode, annotation::PROXY_RESOURCE: resources});
         let made = create(&pods, pod(&format!("op-{number}"), annotations)).await?;
         let spec = made.spec.clone().context("no spec")?;
         let proxy = &spec.init_containers.clone().context("no sidecar")?[0];
         ensure!(proxy.restart_policy.as_deref() == Some("Always"), "{proxy:?}");
         let security = proxy.security_context.clone().context("no security context")?;
-        ensure!(
-            security.read_only_root_filesystem == Some(true)
-                && security.run_as_non_root == Some(true)
-        );
+        ensure!(security.read_only_root_filesystem == Some(true) && security.run_as_non_root == Some(true));
         let variables = spec.containers[0].env.clone().unwrap_or_default();
         let expected = if mode == "env" { "KUBERNETES_SERVICE_HOST" } else { "KUBECONFIG" };
         ensure!(variables.iter().any(|variable| variable.name == expected), "{variables:?}");
@@ -237,8 +223,7 @@ async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
     host["spec"]["hostNetwork"] = json!(true);
     let message = refusal(create(&pods, host).await)?;
     ensure!(message.contains("spec.hostNetwork"), "{message}");
-    let message =
-        refusal(create(&pods, pod("op-8", json!({annotation::INTERCEPTION: "x"}))).await)?;
+    let message = refusal(create(&pods, pod("op-8", json!({annotation::INTERCEPTION: "x"}))).await)?;
     ensure!(message.contains("none of ebpf, env, kubeconfig"), "{message}");
     Ok(())
 }
@@ -247,7 +232,8 @@ async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
 async fn the_managers_are_listed_for_those_who_knew_the_predecessors() -> Result<()> {
     let client = managed().await?;
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
-    let endpoint = |name: &str, address: &str| json!({"addresses": [address], "targetRef": {"kind": "Pod", "name": name}});
+    let endpoint =
+        |name: &str, address: &str| json!({"addresses": [address], "targetRef": {"kind": "Pod", "name": name}});
     let slice = json!({
         "metadata": {"name": "managers", "labels": {"kubernetes.io/service-name": "ctrlmesh-manager"}}, "addressType": "IPv4",
         "endpoints": [endpoint("manager-0", "10.0.0.1"), endpoint("manager-1", "10.0.0.2")],

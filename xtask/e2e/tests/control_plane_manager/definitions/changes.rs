@@ -47,15 +47,11 @@ const SELECTOR_RULE: (&str, &str) = (
     "spec",
     "selector: is immutable; it can be neither added nor removed. Delete the ShardingConfig and create another",
 );
-const ROOT_RULE: (&str, &str) = (
-    "spec",
-    "root: can be neither added nor removed. Delete the ShardingConfig and create another",
-);
+const ROOT_RULE: (&str, &str) =
+    ("spec", "root: can be neither added nor removed. Delete the ShardingConfig and create another");
 
-const OUR_SELECTOR: &str =
-    "spec.selector: is immutable. Delete the ShardingConfig and create another";
-const OUR_ROOT: &str =
-    "spec.root: can be neither added nor removed. Delete the ShardingConfig and create another";
+const OUR_SELECTOR: &str = "spec.selector: is immutable. Delete the ShardingConfig and create another";
+const OUR_ROOT: &str = "spec.root: can be neither added nor removed. Delete the ShardingConfig and create another";
 
 /// Each breaks one rule, and no other.
 fn changes() -> [Change; 5] {
@@ -80,14 +76,11 @@ async fn neither_selector_nor_root_can_be_added_or_removed() -> Result<()> {
         let config = made(&configs, &format!("number-{at}"), &of).await?;
         let patch = Patch::Merge(json!({"spec": by}));
         let answer = configs.patch(&config.name_any(), &PatchParams::default(), &patch).await;
-        let Err(kube::Error::Api(status)) = answer else {
-            anyhow::bail!("{by} was accepted: {answer:?}")
-        };
+        let Err(kube::Error::Api(status)) = answer else { anyhow::bail!("{by} was accepted: {answer:?}") };
         let causes = status.details.as_ref().context("no details")?.causes.iter();
         // Before what the rule says stands the value.
         let end = format!(": {}", rule.1);
-        let said: Vec<_> =
-            causes.map(|cause| (cause.field.as_str(), cause.message.ends_with(&end))).collect();
+        let said: Vec<_> = causes.map(|cause| (cause.field.as_str(), cause.message.ends_with(&end))).collect();
         assert_eq!(said, [(rule.0, true)], "{by}: {status:?}");
         let found = validate::change(&config, &merged(&config, &by)?).errors;
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
@@ -102,7 +95,8 @@ async fn what_is_not_immutable_can_be_changed() -> Result<()> {
     let namespace = ControlPlane::shared().namespace("mutable").await?;
     let configs: Api<ShardingConfig> = Api::namespaced(client, &namespace);
     let config = made(&configs, "a", &shard()).await?;
-    let by = json!({"limits": [{"selector": {"matchLabels": {"team": "b"}}}], "webhook": {"certDir": "/certs", "port": 1}});
+    let by =
+        json!({"limits": [{"selector": {"matchLabels": {"team": "b"}}}], "webhook": {"certDir": "/certs", "port": 1}});
     let patch = Patch::Merge(json!({"spec": by}));
     let after = configs.patch("a", &PatchParams::default(), &patch).await?;
     ensure!(after.spec != config.spec, "{after:?}");
@@ -126,9 +120,7 @@ async fn an_ownership_table_has_slots_only() -> Result<()> {
         ensure!(table.slots.contains_key(&slot.parse()?), "{table:?}");
     }
     for slot in ["32", "99", "-1", "07", "x", ""] {
-        let Err(kube::Error::Api(status)) = write(slot).await else {
-            anyhow::bail!("slot {slot:?} was accepted")
-        };
+        let Err(kube::Error::Api(status)) = write(slot).await else { anyhow::bail!("slot {slot:?} was accepted") };
         ensure!(status.message.contains("every key must be a slot"), "{}", status.message);
     }
     Ok(())

@@ -12,8 +12,7 @@ use super::{MANAGER_STATE, api_of, installed, resource_of};
 async fn every_field_is_explained() -> Result<()> {
     let client = installed().await?;
     let document = retry(|| async {
-        let request = http::Request::get("/openapi/v3/apis/ctrlmesh.kusionstack.io/v1alpha1")
-            .body(Vec::new())?;
+        let request = http::Request::get("/openapi/v3/apis/ctrlmesh.kusionstack.io/v1alpha1").body(Vec::new())?;
         let document: Value = client.request(request).await?;
         // Each definition is published in its own time.
         let kinds = ["ShardingConfig", "CircuitBreaker", "FaultInjection", "ManagerState"];

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::{ACCEPTED, MANAGER_STATE, REFUSED, installed};
 
-const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: METADATA\nspec: SPEC\n";
+const SHARD: &str =
+    "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: METADATA\nspec: SPEC\n";
 const SPEC: &str = "{selector: {matchLabels: {a: b}}, limits: [{selector: {matchLabels: {a: b}}}]}";
 
 /// Metadata of a shard that is right otherwise.
@@ -139,13 +140,9 @@ fn generated() -> Vec<String> {
         let fault = format!(
             "{{delay: {{fixedDelay: {duration}, percent: '1'}}, match: {{resources: [{{apiGroups: [''], resources: [pods], verbs: [get], namespaces: [a]}}]}}}}"
         );
-        all.push(other(
-            "FaultInjection",
-            &format!("{{selector: {{matchLabels: {{a: b}}}}, httpFault: [{fault}]}}"),
-        ));
+        all.push(other("FaultInjection", &format!("{{selector: {{matchLabels: {{a: b}}}}, httpFault: [{fault}]}}")));
     }
-    let kridge =
-        |kind: &str| other(kind, SPEC).replace("ctrlmesh.kusionstack.io", "kridge.kusionstack.io");
+    let kridge = |kind: &str| other(kind, SPEC).replace("ctrlmesh.kusionstack.io", "kridge.kusionstack.io");
     all.extend(["ShardingConfig", "CircuitBreaker", "FaultInjection", "ManagerState"].map(kridge));
     all.extend([other("Shardingconfig", SPEC), shard("{name: a}", SPEC).replace("v1alpha1", "v1")]);
     let state = |metadata: &str| shard(metadata, "{}").replace("ShardingConfig", "ManagerState");
@@ -164,9 +161,8 @@ async fn refusal(client: &Client, manifest: &Value) -> Result<Option<String>> {
     };
     let plural = kind.to_lowercase() + "s";
     let path = format!("/apis/{version}/{place}{plural}?dryRun=All&fieldValidation=Strict");
-    let request = http::Request::post(path)
-        .header("content-type", "application/json")
-        .body(serde_json::to_vec(manifest)?)?;
+    let request =
+        http::Request::post(path).header("content-type", "application/json").body(serde_json::to_vec(manifest)?)?;
     match client.request::<Value>(request).await {
         Ok(_) => Ok(None),
         Err(kube::Error::Api(status)) => Ok(Some(format!("{} {}", status.code, status.message))),
@@ -192,16 +188,13 @@ async fn what_is_ok_is_taken_and_what_is_not_is_refused() -> Result<()> {
         let (theirs, ours) = (refusal(&client, &manifest).await?, said(&manifest));
         *if theirs.is_none() { &mut taken } else { &mut refused } += 1;
         // What no schema can see is for the admission webhook.
-        let webhook = text
-            .lines()
-            .rfind(|line| line.starts_with("# "))
-            .is_some_and(|line| line.starts_with("# admission"));
+        let webhook =
+            text.lines().rfind(|line| line.starts_with("# ")).is_some_and(|line| line.starts_with("# admission"));
         if theirs.is_none() != ours.is_empty() && !webhook {
             wrong.push(format!("{text}  server: {theirs:?}\n  ours:   {ours:?}\n"));
         }
-        let named = |one: &String| {
-            one.split_once(": ").is_some_and(|(field, _)| !field.is_empty() && !field.contains(' '))
-        };
+        let named =
+            |one: &String| one.split_once(": ").is_some_and(|(field, _)| !field.is_empty() && !field.contains(' '));
         if !ours.iter().all(named) {
             wrong.push(format!("{text}  no field is named: {ours:?}\n"));
         }

@@ -118,9 +118,7 @@ impl TestNamespace {
                 "selector": {"matchLabels": {"app": "op"}}, "template": template("1"),
             },
         }))?;
-        Api::namespaced(self.client.clone(), &self.namespace)
-            .create(&PostParams::default(), &set)
-            .await?;
+        Api::namespaced(self.client.clone(), &self.namespace).create(&PostParams::default(), &set).await?;
         Ok(())
     }
 
@@ -132,10 +130,7 @@ impl TestNamespace {
     }
 
     /// The shards, once there are exactly these and the status of the root says the same.
-    pub(crate) async fn until_shards(
-        &self,
-        names: &[&str],
-    ) -> Result<BTreeMap<String, ShardingConfig>> {
+    pub(crate) async fn until_shards(&self, names: &[&str]) -> Result<BTreeMap<String, ShardingConfig>> {
         retry(|| async {
             let shards = self.shards().await?;
             ensure!(shards.keys().eq(names.iter()), "{:?}", shards.keys());
@@ -151,12 +146,7 @@ impl TestNamespace {
     }
 
     /// Waits until the condition `kind` of `name` is `STATUS REASON`; returns its message.
-    pub(crate) async fn until_condition(
-        &self,
-        name: &str,
-        kind: &str,
-        says: &str,
-    ) -> Result<String> {
+    pub(crate) async fn until_condition(&self, name: &str, kind: &str, says: &str) -> Result<String> {
         retry(|| async {
             let conditions = self.status(name).await?.conditions;
             let condition = conditions.iter().find(|one| one.type_ == kind).context("none")?;

@@ -25,9 +25,7 @@ async fn more_shards_than_pods_are_said_until_there_are_enough() -> Result<()> {
     place.until_condition("op-root", "Degraded", "False AsExpected").await?;
     let after = place.status("op-root").await?;
     ensure!(after.epoch == before.epoch, "no policy has changed");
-    ensure!(
-        after.ownership.context("no table")?.epoch > before.ownership.context("no table")?.epoch
-    );
+    ensure!(after.ownership.context("no table")?.epoch > before.ownership.context("no table")?.epoch);
     Ok(())
 }
 

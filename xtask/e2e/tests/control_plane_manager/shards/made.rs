@@ -76,8 +76,7 @@ async fn a_changed_root_changes_its_shards_in_place() -> Result<()> {
     let before = place.status("op-root").await?;
     let mut rule = auto(2, 1);
     rule["canary"] = json!({"replicas": 1, "inShardHash": ["7"], "inNamespaces": ["shop"]});
-    rule["resourceSelector"] =
-        json!([{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}]}]);
+    rule["resourceSelector"] = json!([{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}]}]);
     place.root(rule).await?;
     let three = place.until_shards(&["op-0-canary", "op-1-normal", "op-2-normal"]).await?;
     for (name, uid) in uids(&two) {
@@ -118,8 +117,7 @@ async fn a_changed_root_changes_its_shards_in_place() -> Result<()> {
 async fn shards_by_hand_have_the_hashes_that_are_written() -> Result<()> {
     let place = TestNamespace::new("manual").await?;
     place.stateful_set(2).await?;
-    let numbers =
-        |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
+    let numbers = |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
     let rule = json!({"manual": [{"id": 1, "hashes": numbers(0..5)}, {"id": 7, "hashes": numbers(5..32)}]});
     place.root(rule).await?;
     let shards = place.until_shards(&["op-1-normal", "op-7-normal"]).await?;
@@ -136,9 +134,8 @@ async fn shards_by_hand_have_the_hashes_that_are_written() -> Result<()> {
     let events: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
     retry(|| async {
         let events = events.list(&ListParams::default()).await?;
-        let told = |event: &Event| {
-            event.reason.as_deref() == Some("Invalid") && event.note.as_deref() == Some(&message)
-        };
+        let told =
+            |event: &Event| event.reason.as_deref() == Some("Invalid") && event.note.as_deref() == Some(&message);
         ensure!(events.iter().any(told), "no event");
         Ok(())
     })

@@ -45,12 +45,7 @@ struct Array {
 }
 
 impl Reader {
-    pub(super) fn feed(
-        &mut self,
-        bytes: &[u8],
-        rename: &Rename,
-        out: &mut Vec<u8>,
-    ) -> Result<(), LockError> {
+    pub(super) fn feed(&mut self, bytes: &[u8], rename: &Rename, out: &mut Vec<u8>) -> Result<(), LockError> {
         let mut rest = bytes;
         while let Some((byte, behind)) = rest.split_first() {
             if self.text == Text::Open {

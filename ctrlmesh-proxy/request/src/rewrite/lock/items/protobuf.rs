@@ -49,12 +49,7 @@ enum Field {
 }
 
 impl Reader {
-    pub(super) fn feed(
-        &mut self,
-        bytes: &[u8],
-        rename: &Rename,
-        out: &mut Vec<u8>,
-    ) -> Result<(), LockError> {
+    pub(super) fn feed(&mut self, bytes: &[u8], rename: &Rename, out: &mut Vec<u8>) -> Result<(), LockError> {
         let prefix = bytes.len().min(PREFIX.len() - self.prefix);
         let (begin, mut rest) = bytes.split_at(prefix);
         if begin != &PREFIX[self.prefix..self.prefix + prefix] {

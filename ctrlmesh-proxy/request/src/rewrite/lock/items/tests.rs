@@ -27,29 +27,21 @@ fn passed(body: &[u8], encoding: Encoding, size: usize) -> Result<Vec<u8>, LockE
 
 #[test]
 fn a_json_list_is_the_same_item_by_item_and_whole() {
-    for name in
-        ["lease-list", "lease-list-all", "lease-table", "configmap-list", "metadata-list", "lease"]
-    {
+    for name in ["lease-list", "lease-list-all", "lease-table", "configmap-list", "metadata-list", "lease"] {
         let body = recorded(&format!("{name}.json"));
         let whole = response(&body, Encoding::Json, &rename()).unwrap().into_owned();
         for size in [1, 2, 7, 100, body.len()] {
             let passed = passed(&body, Encoding::Json, size);
             // An object has no items, and keeps its name: only lists pass so.
             let expected = if name == "lease" { &body } else { &whole };
-            assert_eq!(
-                String::from_utf8(passed.unwrap()),
-                String::from_utf8(expected.clone()),
-                "{name} {size}"
-            );
+            assert_eq!(String::from_utf8(passed.unwrap()), String::from_utf8(expected.clone()), "{name} {size}");
         }
     }
 }
 
 #[test]
 fn hidden_items_leave_a_list_that_is_one() {
-    let lease = |name: &str| {
-        format!(r#"{{"metadata":{{"namespace":"ops","name":"{name}","x":"]}}\\\"{{["}}}}"#)
-    };
+    let lease = |name: &str| format!(r#"{{"metadata":{{"namespace":"ops","name":"{name}","x":"]}}\\\"{{["}}}}"#);
     let (ours, hidden, other) = (lease("op---s1"), lease("op---s2"), lease("y"));
     for items in [
         vec![],
@@ -69,12 +61,8 @@ fn hidden_items_leave_a_list_that_is_one() {
             );
             let passed = passed(body.as_bytes(), Encoding::Json, 3).unwrap();
             let seen: serde_json::Value = serde_json::from_slice(&passed).unwrap();
-            let names: Vec<_> = seen["items"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|item| item["metadata"]["name"].clone())
-                .collect();
+            let names: Vec<_> =
+                seen["items"].as_array().unwrap().iter().map(|item| item["metadata"]["name"].clone()).collect();
             let expected: Vec<_> = items
                 .iter()
                 .filter(|item| **item != &hidden)
@@ -95,10 +83,7 @@ fn a_protobuf_list_reads_the_same_item_by_item_and_whole() {
             assert_eq!(passed.len(), body.len(), "{name} {size}");
             assert_eq!(without_filler(&passed), without_filler(&whole), "{name} {size}");
         }
-        assert!(
-            name == "metadata-list" || name == "configmap-list" || whole.len() < body.len(),
-            "{name}"
-        );
+        assert!(name == "metadata-list" || name == "configmap-list" || whole.len() < body.len(), "{name}");
     }
     // An object is no list.
     let body = recorded("lease.protobuf");
@@ -130,9 +115,7 @@ fn what_fills_has_every_length_but_one() {
 fn an_item_larger_than_any_object_is_not_kept() {
     let body = format!(r#"{{"items":[{{"a":"{}"#, "x".repeat(4 << 20));
     assert_eq!(passed(body.as_bytes(), Encoding::Json, 1 << 16), Err(LockError::TooLarge));
-    let broken =
-        [&b"k8s\0\x0a\x06\x12\x04List\x12\xff\xff\xff\x7f\x12\xff\xff\xff\x0f"[..], &[0; 64]]
-            .concat();
+    let broken = [&b"k8s\0\x0a\x06\x12\x04List\x12\xff\xff\xff\x7f\x12\xff\xff\xff\x0f"[..], &[0; 64]].concat();
     assert_eq!(passed(&broken, Encoding::Protobuf, 7), Err(LockError::TooLarge));
     for body in ["{\"items\":[3]}", "}", "]"] {
         assert!(passed(body.as_bytes(), Encoding::Json, 1).is_err(), "{body}");

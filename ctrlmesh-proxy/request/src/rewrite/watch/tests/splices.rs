@@ -75,8 +75,7 @@ fn a_list_in_pages_is_asked_for_to_its_end() {
     let page = recorded("configmap-page", "json");
     let version = list::events(&page, Encoding::Json, list::Change::Joins).unwrap().version;
     let old = selector("slot=9");
-    let mut splice =
-        Splice::new(&request(WATCH), &plan("slot"), Encoding::Json, version, Some(&old)).unwrap();
+    let mut splice = Splice::new(&request(WATCH), &plan("slot"), Encoding::Json, version, Some(&old)).unwrap();
     let frames = splice.answer(200, "application/json", &page).unwrap();
     assert_eq!(watch_frames_for_tests(&frames, Encoding::Json).len(), 2);
     let NextRead::List(next) = splice.next_read() else { panic!("{splice:?}") };
@@ -94,8 +93,7 @@ fn a_page_has_as_many_objects_as_fit() {
         );
         splice.answer(200, "application/json", page.as_bytes()).unwrap();
         let NextRead::List(next) = splice.next_read() else { panic!("{splice:?}") };
-        let asked: usize =
-            next.split_once("&limit=").unwrap().1.split_once('&').unwrap().0.parse().unwrap();
+        let asked: usize = next.split_once("&limit=").unwrap().1.split_once('&').unwrap().0.parse().unwrap();
         assert!(asked.abs_diff(limit) <= limit / 10, "{object}: {asked}");
     }
 }
@@ -103,24 +101,13 @@ fn a_page_has_as_many_objects_as_fit() {
 #[test]
 fn a_splice_that_cannot_be_right_expires() {
     let empty = br#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"227"},"items":[]}"#;
-    let answer = |status, content_type, body: &[u8]| {
-        spliced(WATCH, "a=1", "a=2").answer(status, content_type, body)
-    };
-    assert_eq!(
-        answer(410, "application/json", b""),
-        Err(Expired::Refused { status: 410, at: 226 })
-    );
+    let answer = |status, content_type, body: &[u8]| spliced(WATCH, "a=1", "a=2").answer(status, content_type, body);
+    assert_eq!(answer(410, "application/json", b""), Err(Expired::Refused { status: 410, at: 226 }));
     assert_eq!(answer(200, "application/json", empty), Err(Expired::Unreadable));
     assert_eq!(answer(200, "text/html", b"<html>"), Err(Expired::Unreadable));
-    assert_eq!(
-        answer(200, "application/json", &recorded("lease-table", "json")),
-        Err(Expired::Unreadable)
-    );
+    assert_eq!(answer(200, "application/json", &recorded("lease-table", "json")), Err(Expired::Unreadable));
     let named = request("/api/v1/watch/namespaces/ops/configmaps/a");
-    assert!(matches!(
-        Splice::new(&named, &plan("a"), Encoding::Json, 1, None),
-        Err(Expired::Named)
-    ));
+    assert!(matches!(Splice::new(&named, &plan("a"), Encoding::Json, 1, None), Err(Expired::Named)));
     let bound = selector("a>5");
     let incomparable = Splice::new(&request(WATCH), &plan("b"), Encoding::Json, 1, Some(&bound));
     assert!(matches!(incomparable, Err(Expired::Incomparable)));
@@ -130,10 +117,7 @@ fn a_splice_that_cannot_be_right_expires() {
 fn a_watch_by_prefix_is_listed_without_it() {
     let splice = spliced("/apis/apps/v1/watch/namespaces/ops/deployments", "a=1", "a=2");
     let NextRead::List(list) = splice.next_read() else { panic!("{splice:?}") };
-    assert!(
-        list.starts_with("/apis/apps/v1/namespaces/ops/deployments?labelSelector=a%20in%20%282%29"),
-        "{list}"
-    );
+    assert!(list.starts_with("/apis/apps/v1/namespaces/ops/deployments?labelSelector=a%20in%20%282%29"), "{list}");
     let splice = spliced("/api/v1/watch/pods", "a=1", "a=1");
     assert_eq!(
         splice.next_read(),
@@ -147,8 +131,7 @@ fn the_lock_stays_renamed_in_a_splice() {
     let rename = Rename { on_server: lock.per_shard(), lock };
     let lock = LockPlan { rename, in_path: false, in_fields: true, in_body: false };
     let plan = Plan { lock: Some(lock), ..Plan::default() };
-    let target =
-        "/apis/coordination.k8s.io/v1/namespaces/ops/leases?watch&fieldSelector=metadata.name%3Dop";
+    let target = "/apis/coordination.k8s.io/v1/namespaces/ops/leases?watch&fieldSelector=metadata.name%3Dop";
     let splice = Splice::new(&request(target), &plan, Encoding::Json, 5, None).unwrap();
     let NextRead::Watch(watch) = splice.next_read() else { panic!("{splice:?}") };
     assert!(watch.contains("metadata.name%3Dop---s1&resourceVersion=5"), "{watch}");
@@ -169,16 +152,7 @@ fn the_difference_of_two_sets_is_two_sets() {
 
 fn requirement() -> impl Strategy<Value = String> {
     let key = prop::sample::select(vec!["a", "b"]);
-    let shape = prop::sample::select(vec![
-        "=1",
-        "!=1",
-        " in (1,2)",
-        " notin (2,)",
-        "",
-        " in (2,3)",
-        "=",
-        ">1",
-    ]);
+    let shape = prop::sample::select(vec!["=1", "!=1", " in (1,2)", " notin (2,)", "", " in (2,3)", "=", ">1"]);
     (key, shape, any::<bool>())
         .prop_map(|(key, shape, not)| if not { format!("!{key}") } else { format!("{key}{shape}") })
 }
