@@ -1,7 +1,7 @@
 //! The ownership table of one operator: which shard owns which objects.
 //!
 //! A pinned namespace belongs to its shard. Every other object belongs to the shard of its slot. A missing slot belongs
-//! to nobody; a table may say so only while the slot moves from one shard to another. The table maps text to text, so
+//! to nobody; a table may say so only while the slot moves from one owner to another. The table maps text to text, so
 //! that a CEL rule can look an object up without a loop.
 
 use std::collections::BTreeMap;
@@ -13,6 +13,10 @@ use crate::slots::{COUNT, Slot};
 /// The greatest epoch. Up to it whoever reads JSON reads a number exactly; with a change each second it lasts for 285
 /// million years.
 pub const MAX_EPOCH: u64 = (1 << 53) - 1;
+
+/// The owner that stands for the pods of a workload that are not enrolled. No shard has this name: the name of a shard
+/// has a hyphen.
+pub const UNSHARDED: &str = "unsharded";
 
 /// The ownership table of one operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +42,36 @@ pub struct Ownership {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
     pub pods: BTreeMap<String, String>,
+    /// The owner for which each pod may write, by the pod's UID: a shard, or `unsharded`. A pod that is missing may
+    /// write for none. Absent or empty: the operator is not fenced, or has no pod.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
+    pub pod_uids: BTreeMap<String, String>,
+    /// What is taken away and not granted yet. Absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<Revoked>,
+}
+
+/// What an operator's table has taken away from its owners, until it is proved that they cannot write any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "api", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Revoked {
+    /// The epoch of the table that took the last of it away. A proof counts from this epoch on.
+    #[cfg_attr(feature = "api", schemars(with = "i64", range(min = 0, max = MAX_EPOCH)))]
+    pub epoch: u64,
+    /// The former owner of each slot, "0" to "31". Absent or empty: no slot moves.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "known_slots")]
+    #[cfg_attr(feature = "api", schemars(schema_with = "schema::slots"))]
+    pub slots: BTreeMap<Slot, String>,
+    /// The former owner of each namespace that is or was pinned. Absent or empty: none moves.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
+    pub namespaces: BTreeMap<String, String>,
+    /// The former owner of each pod that changes its owner, by the pod's UID. Absent or empty: none does.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
+    pub pod_uids: BTreeMap<String, String>,
 }
 
 /// A table in which somebody wrote what is no slot is read without that: one object that cannot be read would hold up
@@ -118,6 +152,7 @@ mod tests {
             slots: [(slot(7), "a".to_owned()), (slot(8), "b".to_owned())].into(),
             namespaces: [("shop".to_owned(), "c".to_owned())].into(),
             pods: [("op-0".to_owned(), "a".to_owned())].into(),
+            ..Ownership::default()
         }
     }
 

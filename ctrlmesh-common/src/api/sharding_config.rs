@@ -201,6 +201,22 @@ pub struct Root {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_selector: Vec<ResourceSelector>,
+    /// Who refuses writes to objects that a pod's shard does not own: `Off` nobody, `Proxy` the pod's proxy, `Server`
+    /// the proxy and the API server itself (a ValidatingAdmissionPolicy; Kubernetes 1.30 or newer). Default `Proxy`.
+    /// In YAML write `"Off"` with quotes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<FenceMode>,
+}
+
+/// Who refuses writes to objects that a pod's shard does not own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum FenceMode {
+    /// Nobody.
+    Off,
+    /// The pod's proxy.
+    Proxy,
+    /// The pod's proxy, and the API server itself.
+    Server,
 }
 
 /// Some resources that the shards of a root divide.

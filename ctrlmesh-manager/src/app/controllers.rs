@@ -285,7 +285,7 @@ mod tests {
     use super::*;
     use crate::cluster::cache::Snapshot;
     use crate::push::policy_store::tests::{name, notice, receipt};
-    use crate::rules::compile::Told;
+    use crate::rules::compile::CompiledPolicy;
     use crate::rules::manifest::Manifests;
 
     #[test]
@@ -325,7 +325,7 @@ mod tests {
         let of = |snapshot: &Snapshot| posted(&plan::of(snapshot.clone(), &BTreeMap::new()));
         let told = of(&snapshot);
         assert_eq!(told[0].said, None, "nobody has written the epoch of `a` down");
-        let nothing = policy_store::Said::from(&Told::nothing());
+        let nothing = policy_store::Said::from(&CompiledPolicy::nothing());
         assert_eq!((told[1].uid.as_str(), &told[1].said), ("8", &Some(nothing)));
         assert_eq!(told.len(), 2, "the last one has ended");
         let plan = plan::of(snapshot.clone(), &BTreeMap::new());

@@ -14,7 +14,7 @@ use tracing::{error, warn};
 use crate::cluster::backoff::Backoff;
 use crate::cluster::cache::{Cache, Snapshot};
 use crate::drain::Drain;
-use crate::rules::compile::{self, Compiled, Told};
+use crate::rules::compile::{self, Compiled, CompiledPolicy};
 use crate::rules::pod::PodName;
 
 /// How long changes are collected before they are compiled: a rollout brings many at once. If compiling took
@@ -26,12 +26,12 @@ pub struct Plan {
     pub snapshot: Arc<Snapshot>,
     pub compiled: Compiled,
     /// Set while some operator's status is not written yet: the policies that proxies may get until then.
-    pub only_told: Option<BTreeMap<PodName, Told>>,
+    pub only_told: Option<BTreeMap<PodName, CompiledPolicy>>,
 }
 
 impl Plan {
     /// The policies that proxies may get now.
-    pub fn told(&self) -> &BTreeMap<PodName, Told> {
+    pub fn told(&self) -> &BTreeMap<PodName, CompiledPolicy> {
         self.only_told.as_ref().unwrap_or(&self.compiled.policies)
     }
 
@@ -86,7 +86,7 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
 }
 
 /// `before` is what proxies were told last.
-pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, Told>) -> Plan {
+pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, CompiledPolicy>) -> Plan {
     let compiled = compile::compile(snapshot.world(), before);
     let waits = compiled.operators.values().any(|record| !record.written);
     let only_told = waits.then(|| compile::tellable(&compiled, before));

@@ -12,7 +12,7 @@ use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
-use crate::rules::compile::Told;
+use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::PodName;
 
 mod receipts;
@@ -266,8 +266,8 @@ impl Posted {
     }
 }
 
-impl From<&Told> for Said {
-    fn from(told: &Told) -> Self {
+impl From<&CompiledPolicy> for Said {
+    fn from(told: &CompiledPolicy) -> Self {
         let sent = told.sent();
         Self {
             inside: told.policy.redirect != Redirect::Node,

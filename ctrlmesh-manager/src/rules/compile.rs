@@ -51,7 +51,7 @@ pub struct World<'a> {
 pub struct Compiled {
     /// An enrolled pod that is missing here keeps its last policy.
     #[serde(default)]
-    pub policies: BTreeMap<PodName, Told>,
+    pub policies: BTreeMap<PodName, CompiledPolicy>,
     /// Valid operators, by the `NAMESPACE/NAME` of the root or standalone ShardingConfig.
     #[serde(default)]
     pub operators: BTreeMap<String, Record>,
@@ -61,7 +61,7 @@ pub struct Compiled {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Told {
+pub struct CompiledPolicy {
     /// `None` if no ShardingConfig selects the pod; then it sees nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<String>,
@@ -108,7 +108,7 @@ pub struct Trouble {
     pub message: String,
 }
 
-impl Told {
+impl CompiledPolicy {
     /// For a pod that no ShardingConfig selects.
     pub fn nothing() -> Self {
         Self::new(None, None, 0, Policy::nothing())
@@ -139,7 +139,7 @@ fn is_zero(version: &u64) -> bool {
 }
 
 /// `before` is what the pods were told last.
-pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
+pub fn compile(world: World<'_>, before: &BTreeMap<PodName, CompiledPolicy>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
     let mut policies = policies(&operators, &mut troubles);
@@ -166,7 +166,7 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         }
         let told = match shards[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
-            [] => Some(Told::nothing().of(pod)),
+            [] => Some(CompiledPolicy::nothing().of(pod)),
             [(at, shard)] => match &contents[at] {
                 Some(policies) => policies.get(shard).map(|policy| {
                     let mut told = operators[at].tells(shard, policy).of(pod);
@@ -209,7 +209,7 @@ fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Opti
 }
 
 /// What may be sent now: nothing new of an operator whose status is not written yet.
-pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeMap<PodName, Told> {
+pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, CompiledPolicy>) -> BTreeMap<PodName, CompiledPolicy> {
     let told = compiled.policies.iter().filter_map(|(pod, told)| {
         let record = told.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
         let written = record.is_none_or(|record| record.written);

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::cluster::plan::Plan;
-use crate::rules::compile::{Record, Told};
+use crate::rules::compile::{CompiledPolicy, Record};
 use crate::rules::pod::{Member, PodName};
 
 mod plan_index;
@@ -143,12 +143,12 @@ fn write(record: &Record, status: &mut ShardingConfigStatus) {
     }
 }
 
-fn pod_statuses(pods: &[(&Member, &Told)], before: &[PodStatus], inputs: StatusInputs<'_>) -> Vec<PodStatus> {
+fn pod_statuses(pods: &[(&Member, &CompiledPolicy)], before: &[PodStatus], inputs: StatusInputs<'_>) -> Vec<PodStatus> {
     let mut by_name: BTreeMap<&str, Vec<&PodStatus>> = BTreeMap::new();
     for one in before {
         by_name.entry(&one.name).or_default().push(one);
     }
-    let status = |(member, _): &(&Member, &Told)| {
+    let status = |(member, _): &(&Member, &CompiledPolicy)| {
         let contact = inputs.contacts.get(&member.name);
         // An entry about an earlier pod of the same name does not count.
         let its_own = |before: &PodStatus| {
@@ -189,7 +189,7 @@ fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Finding {
 fn programmed(
     config: &ShardingConfig,
     record: Option<&Record>,
-    pods: &[(&Member, &Told)],
+    pods: &[(&Member, &CompiledPolicy)],
     inputs: StatusInputs<'_>,
 ) -> Finding {
     let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.terminating).collect();
@@ -197,7 +197,7 @@ fn programmed(
         return finding(false, "Pending", "nothing new is told to any proxy");
     };
     // Not by epoch: another operator, or one created anew, may have the same number.
-    let done = |told: &Told, contact: &Contact| contact.digest != 0 && contact.digest == told.sent().digest;
+    let done = |told: &CompiledPolicy, contact: &Contact| contact.digest != 0 && contact.digest == told.sent().digest;
     // A new leader has not heard from proxies that acknowledged long ago.
     let before = inputs.new_leader && was_programmed(config, record);
     let acknowledged = staying.iter().filter(|(member, told)| {
@@ -227,7 +227,7 @@ fn was_programmed(config: &ShardingConfig, record: &Record) -> bool {
 fn degraded(
     full_name: &str,
     record: Option<&Record>,
-    pods: &[(&Member, &Told)],
+    pods: &[(&Member, &CompiledPolicy)],
     plan: &Plan,
     inputs: StatusInputs<'_>,
 ) -> Finding {
@@ -270,7 +270,7 @@ fn degraded(
 }
 
 /// Pods whose proxies were not heard of for [`AWAY`].
-fn absent(pods: &[(&Member, &Told)], inputs: StatusInputs<'_>) -> Option<String> {
+fn absent(pods: &[(&Member, &CompiledPolicy)], inputs: StatusInputs<'_>) -> Option<String> {
     let absent = pods.iter().filter(|(member, _)| {
         let contact = inputs.contacts.get(&member.name);
         let since = contact.filter(|contact| !contact.connected).map(|contact| contact.at);

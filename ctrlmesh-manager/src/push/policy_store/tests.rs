@@ -17,9 +17,9 @@ pub(crate) fn notice(pod: &str, node: &str, epoch: u64) -> Posted {
     }
 }
 
-fn told_in(epoch: u64) -> Told {
+fn told_in(epoch: u64) -> CompiledPolicy {
     let policy = Policy { epoch, ..Policy::default() };
-    Told::new(None, Some("ns/op".to_owned()), epoch, policy)
+    CompiledPolicy::new(None, Some("ns/op".to_owned()), epoch, policy)
 }
 
 fn node(node: &str) -> Subject {

@@ -166,16 +166,16 @@ mod tests {
     }
 
     /// That pod in the store.
-    fn posted(uid: &str, told: impl Into<Option<compile::Told>>) -> Vec<Arc<Posted>> {
+    fn posted(uid: &str, told: impl Into<Option<compile::CompiledPolicy>>) -> Vec<Arc<Posted>> {
         let (store, pod) = (Arc::<PolicyStore>::default(), "ops/a".parse::<PodName>().unwrap());
         let said = told.into().as_ref().map(Said::from);
         store.publish([Posted { pod: pod.clone(), uid: uid.to_owned(), node: None, said }]);
         store.follow(Subject::Pod(pod, uid.to_owned())).read()
     }
 
-    fn by(operator: &str, version: u64) -> compile::Told {
+    fn by(operator: &str, version: u64) -> compile::CompiledPolicy {
         let operator = Some(operator.to_owned());
-        compile::Told::new(None, operator, version, Policy::default())
+        compile::CompiledPolicy::new(None, operator, version, Policy::default())
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         let says = |held_back: &mut MinimumVersions, told| {
             is_held(held_back, &pod, posted("1", told)[0].said.as_ref().unwrap())
         };
-        for told in [by("ops/op", 5), by("ops/b", 1), compile::Told::nothing()] {
+        for told in [by("ops/op", 5), by("ops/b", 1), compile::CompiledPolicy::nothing()] {
             let mut held_back = held_back();
             assert!(says(&mut held_back, by("ops/op", 4)));
             assert!(!says(&mut held_back, told));
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_policy_that_would_take_something_may_be_stale() {
-        let nothing = Some(compile::Told::nothing());
+        let nothing = Some(compile::CompiledPolicy::nothing());
         let of = |posted: &[Arc<Posted>], known| {
             candidates(posted, &known).pop().map(|candidate| (candidate.operators.join(" "), candidate.newer))
         };

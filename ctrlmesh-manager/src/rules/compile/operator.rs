@@ -10,7 +10,7 @@ use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::share;
 
 use super::placement::{Placement, namespace};
-use super::{Told, Trouble, World};
+use super::{CompiledPolicy, Trouble, World};
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, Shard};
 use crate::rules::validate;
@@ -117,9 +117,9 @@ impl Operator<'_> {
     }
 
     /// The policy of a shard, without what depends on the pod.
-    pub(super) fn tells(&self, shard: &str, policy: &Policy) -> Told {
+    pub(super) fn tells(&self, shard: &str, policy: &Policy) -> CompiledPolicy {
         let (shard, operator) = (Some(shard.to_owned()), Some(self.full_name()));
-        Told::new(shard, operator, self.version(), policy.clone())
+        CompiledPolicy::new(shard, operator, self.version(), policy.clone())
     }
 
     /// `None` if the pod is of another operator.
@@ -186,7 +186,7 @@ impl Operator<'_> {
     }
 
     /// Whether an invalid operator may have selected `pod` before.
-    pub fn may_have(&self, pod: &Member, last: Option<&Told>) -> bool {
+    pub fn may_have(&self, pod: &Member, last: Option<&CompiledPolicy>) -> bool {
         if self.valid || namespace(self.config) != pod.name.namespace {
             return false;
         }

@@ -98,7 +98,7 @@ fn a_policy_is_serialised_once_for_all_pods_that_share_it() {
     let inside = Member { redirect: Redirect::Nowhere, ..pod("r", &[("shard", "a")]) };
     let pods = [alike[0].clone(), alike[1].clone(), inside];
     let compiled = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
-    let sent: Vec<_> = compiled.policies.values().map(Told::sent).collect();
+    let sent: Vec<_> = compiled.policies.values().map(CompiledPolicy::sent).collect();
     assert!(Arc::ptr_eq(&sent[0], &sent[1]) && !Arc::ptr_eq(&sent[0], &sent[2]));
     for (told, sent) in compiled.policies.values().zip(sent) {
         assert_eq!(*sent, Sent::of(&told.policy));
@@ -234,7 +234,7 @@ pub(super) fn child(name: &str) -> String {
 
 pub(super) fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
     let policies = compiled.policies.iter();
-    let shard = |told: &'_ Told| told.shard.is_some();
+    let shard = |told: &'_ CompiledPolicy| told.shard.is_some();
     let policies = policies.filter(|(_, told)| shard(told));
     policies.map(|(pod, told)| (pod.name.as_str(), told.shard.as_deref().unwrap())).collect()
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ctrlmesh_common::api::ShardingConfig;
 
 use crate::cluster::plan::Plan;
-use crate::rules::compile::{Record, Told};
+use crate::rules::compile::{CompiledPolicy, Record};
 use crate::rules::pod::Member;
 use crate::rules::shard;
 
@@ -13,7 +13,7 @@ use crate::rules::shard;
 pub struct PlanIndex<'a> {
     /// Pods by `NAMESPACE/NAME` of the operator and name of the shard. The shard's name alone is not unique:
     /// a standalone config may have the name of a root's shard.
-    pods: BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>,
+    pods: BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a CompiledPolicy)>>,
     /// Roots by namespace.
     roots: BTreeMap<Option<&'a str>, Vec<&'a ShardingConfig>>,
 }
@@ -52,7 +52,7 @@ impl<'a> PlanIndex<'a> {
         name: &str,
         record: Option<&Record>,
         root: Option<&str>,
-    ) -> Vec<(&'a Member, &'a Told)> {
+    ) -> Vec<(&'a Member, &'a CompiledPolicy)> {
         let shards: Vec<(&str, &str)> = match record {
             Some(record) if !record.shards.is_empty() => {
                 record.shards.keys().map(|shard| (full_name, shard.as_str())).collect()

@@ -41,7 +41,7 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     let contact = |pod, epoch| {
         let told = plan.compiled.policies[&name(pod)].clone();
         let policy = Policy { epoch, ..told.policy };
-        let digest = Told::new(told.shard, told.operator, told.version, policy).sent().digest;
+        let digest = CompiledPolicy::new(told.shard, told.operator, told.version, policy).sent().digest;
         Contact { epoch, digest, refused: None, connected: true, at: at(now) }
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();

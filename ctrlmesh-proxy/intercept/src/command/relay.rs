@@ -103,7 +103,7 @@ impl Relay {
             }
             // Ends if going on would mean talking to itself.
             result = tick(pins, heartbeat) => result,
-            // Told to stop.
+            // CompiledPolicy to stop.
             () = stopped() => Ok(()),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
 use ctrlmesh_manager::push::policy_store::{self, Posted};
-use ctrlmesh_manager::rules::compile::Told;
+use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_proxy::manager_client::ConnectError;
 use http::Request;
@@ -297,19 +297,19 @@ async fn a_pod_without_a_shard_or_a_sidecar_gets_no_certificate() {
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;
     let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
-    let notice = |uid: &str, told: Option<Told>| Posted {
+    let notice = |uid: &str, told: Option<CompiledPolicy>| Posted {
         pod: name.clone(),
         uid: uid.to_owned(),
         node: Some("node-a".to_owned()),
         said: told.as_ref().map(policy_store::Said::from),
     };
-    let of_a_shard = |policy| Told::new(None, Some("ns/op".to_owned()), 0, policy);
-    let by_the_node = of_a_shard(Told::nothing().policy);
-    let of_a_shard = of_a_shard(inside(Told::nothing().policy));
+    let of_a_shard = |policy| CompiledPolicy::new(None, Some("ns/op".to_owned()), 0, policy);
+    let by_the_node = of_a_shard(CompiledPolicy::nothing().policy);
+    let of_a_shard = of_a_shard(inside(CompiledPolicy::nothing().policy));
     for (at, notices) in [
         vec![],
         vec![notice(&pod.uid, None)],
-        vec![notice(&pod.uid, Some(Told::nothing()))],
+        vec![notice(&pod.uid, Some(CompiledPolicy::nothing()))],
         vec![notice("of another incarnation", Some(of_a_shard.clone()))],
         vec![notice(&pod.uid, Some(by_the_node))],
     ]

@@ -29,7 +29,7 @@ use ctrlmesh_manager::push::service::{
 };
 use ctrlmesh_manager::push::staleness::StalenessCheck;
 use ctrlmesh_manager::readiness::Readiness;
-use ctrlmesh_manager::rules::compile::Told;
+use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use ctrlmesh_manager::rules::pod::{Member, PodName};
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager_client::{ConnectError, Connection, Endpoint};
@@ -312,7 +312,7 @@ pub(crate) fn operator_of(pod: &TestPod) -> String {
 pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Posted> {
     let told = |pod: &TestPod, policy: &Policy| {
         let shard = Some("op-0".to_owned());
-        Told::new(shard, Some(operator_of(pod)), policy.epoch, policy.clone())
+        CompiledPolicy::new(shard, Some(operator_of(pod)), policy.epoch, policy.clone())
     };
     let notices = notices.iter().map(|(pod, node, policy)| Posted {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::wire::{Hello, Known, Update};
 use ctrlmesh_manager::push::policy_store;
-use ctrlmesh_manager::rules::compile::Told;
+use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -141,7 +141,7 @@ async fn a_replica_that_lags_does_not_say_that_a_pod_has_no_shard() {
     let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
     let hello = || Hello { known: knows(&pod, version(&config)).known, ..of_node("node-a") };
     let mut nothing = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
-    nothing[0].said = Some(policy_store::Said::from(&Told::nothing()));
+    nothing[0].said = Some(policy_store::Said::from(&CompiledPolicy::nothing()));
     bed.store.publish(nothing);
     bed.sees(Some(&pod), None).await;
     sent_away(&bed, &token, hello()).await;
