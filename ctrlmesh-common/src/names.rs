@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_a_prefix_of_the_allowed_length_makes_is_a_labels_value() {
+    fn a_name_with_the_longest_prefix_is_a_label_value() {
         let longest = "p".repeat(MAX_PREFIX_BYTES);
         assert!((0..=32).all(|id| shard(&longest, id).is_ok()));
         let error = shard(&"p".repeat(MAX_PREFIX_BYTES + 1), 32).unwrap_err();

@@ -187,7 +187,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_covered_is_what_is_listed_and_overlap_is_to_cover_the_same(
+        fn a_match_covers_what_it_lists_and_overlap_is_common_cover(
             one in (names(GROUPS), names(RESOURCES)),
             other in (names(GROUPS), names(RESOURCES)),
         ) {

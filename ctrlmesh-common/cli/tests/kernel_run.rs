@@ -60,7 +60,7 @@ fn cgroup(line: &str) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_and_its_children_dial_the_real_address_and_are_redirected() {
+async fn a_command_and_its_children_are_redirected() {
     let (bed, pins) = (Bed::new().await, Pins::new());
     let script = "grep ^0:: /proc/self/cgroup
         grep -o '\"server\":\"[^\"]*' $KUBECONFIG
@@ -111,7 +111,7 @@ async fn nobody_else_is_redirected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubeconfig_that_is_known_by_its_name_is_replaced_for_the_command_only() {
+async fn a_named_kubeconfig_is_replaced_for_the_command_only() {
     let (bed, pins) = (Bed::new().await, Pins::new());
     let original = fs::read(bed.file()).unwrap();
     let script = format!("unset KUBECONFIG; $CLIENT --kubeconfig={} /api/v1/pods", bed.file().display());
@@ -121,7 +121,7 @@ async fn a_kubeconfig_that_is_known_by_its_name_is_replaced_for_the_command_only
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_brings_the_real_authority_along_is_refused_by_its_own_check() {
+async fn a_client_with_the_real_authority_refuses_the_proxy() {
     let (bed, pins) = (Bed::new().await, Pins::new());
     let real = bed.pki.path("real.crt");
     let script = format!(
@@ -155,7 +155,7 @@ async fn what_the_command_leaves_running_ends_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_leaves_nothing_and_what_sigkill_leaves_the_next_run_sweeps() {
+async fn a_signal_leaves_nothing_and_the_next_run_sweeps_a_sigkill() {
     let (bed, pins) = (Bed::new().await, Pins::new());
     let script = "echo $$; grep ^0:: /proc/self/cgroup; sleep 60 & exec sleep 60";
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -228,7 +228,7 @@ print(connection.getresponse().read().decode())
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_knows_only_service_accounts_finds_one_with_or_without_root() {
+async fn a_command_finds_a_service_account_with_or_without_root() {
     let bed = Bed::new().await;
     let there = Path::new("/var/run/secrets").exists();
     let flags = [&["--interception", "env"], &LIMIT[..]].concat();
@@ -247,7 +247,7 @@ async fn a_command_that_knows_only_service_accounts_finds_one_with_or_without_ro
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_root_is_told_what_ebpf_needs_and_gets_a_kubeconfig_unasked() {
+async fn without_root_ebpf_is_refused_and_a_kubeconfig_is_used() {
     let bed = Bed::new().await;
     let output_ = output(somebody_else(&bed, &bed.run(&["--interception", "ebpf"], &["true"]))).await;
     assert!(stderr(&output_).contains("needs root: use sudo, or --interception kubeconfig"));
@@ -298,7 +298,7 @@ const SILENT: &str = r#"
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_no_resolver_answers_for_does_not_keep_ctrl_c_waiting() {
+async fn ctrl_c_does_not_wait_for_a_resolver() {
     let (bed, pins) = (Bed::new().await, Pins::new());
     let server = json!({"server": "https://api.example.com:6443", "certificate-authority": "real.crt"});
     bed.kubeconfig(server, json!({"token": "secret"}));

@@ -54,7 +54,7 @@ fn a_misspelled_field_ends_with_1_and_names_the_field() -> io::Result<()> {
 }
 
 #[test]
-fn a_root_that_cannot_be_divided_ends_with_1_by_the_label_keys_that_are_given() -> io::Result<()> {
+fn an_undividable_root_exits_1_with_the_given_label_keys() -> io::Result<()> {
     let root = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\n\
         spec: {root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}, \
         resourceSelector: [{selector: {matchLabels: {example.com/hash: '3'}}}]}}\n";
@@ -69,7 +69,7 @@ fn a_root_that_cannot_be_divided_ends_with_1_by_the_label_keys_that_are_given() 
 }
 
 #[test]
-fn hashes_that_belong_to_nobody_are_said_by_the_label_keys_that_are_given() -> io::Result<()> {
+fn unowned_hashes_are_reported_by_the_given_label_keys() -> io::Result<()> {
     let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\n\
         spec: {controller: {leaderElectionName: a}, selector: {matchLabels: {a: b}}, \
         limits: [{selector: {matchLabels: {example.com/slot: '3'}}}]}\n";

@@ -53,7 +53,7 @@ async fn arguments_that_name_the_kubeconfig_lead_to_the_generated_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_several_kubeconfigs_the_first_counts_and_a_context_can_be_chosen() {
+async fn the_first_of_several_kubeconfigs_counts_with_its_context() {
     let bed = Bed::new().await;
     let first = bed.pki.path("first");
     fs::write(&first, "users: [{name: u, user: {token: other}}]").unwrap();
@@ -85,7 +85,7 @@ fn asking(pki: &Pki) -> Arc<ServerConfig> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proxy_presents_the_users_certificate_and_only_the_command_may_use_it() {
+async fn only_the_command_may_use_the_users_certificate() {
     let pki = Pki::new();
     let server = asking(&pki);
     let bed = Bed::with(pki, server).await;
@@ -205,7 +205,7 @@ async fn a_signal_that_is_ignored_stays_ignored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_run_leaves_ends_with_it_and_is_swept_by_the_next() {
+async fn the_leftovers_of_a_killed_run_are_swept_by_the_next() {
     let bed = Bed::new().await;
     let mut run = Running::start(bed.run(&[], &["sh", "-c", "echo $$; exec sleep 60"]));
     let command = Pid::from_raw(run.line().parse().unwrap());

@@ -65,7 +65,7 @@ async fn shards_that_select_nothing_are_refused_with_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubeconfigs_that_cannot_be_served_are_refused_with_what_to_do() {
+async fn unusable_kubeconfigs_are_refused_with_what_to_do() {
     let bed = Bed::new().await;
     for (cluster, why) in [
         (json!({"insecure-skip-tls-verify": true}), "--certificate-authority FILE"),

@@ -106,7 +106,7 @@ fn a_bound_that_cannot_be_written_is_refused() {
 }
 
 #[test]
-fn forbidden_values_exhaust_an_integer_only_where_each_spelling_of_it_is_forbidden() {
+fn forbidden_values_exclude_an_integer_only_in_each_spelling() {
     let between = Selector::parse("x>4,x<6").unwrap();
     let spellings = |widths: std::ops::RangeInclusive<usize>| {
         let values = widths.map(|width| format!("{:0width$}", 5)).collect();

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_stands_once_and_nowhere_where_connections_are_redirected_to() {
+    fn added_targets_are_listed_once_and_never_the_proxy() {
         let list = |texts: &[&str]| texts.iter().map(|one| one.parse().unwrap()).collect();
         let told = Targets { name: "t".to_owned(), list: list(&["10.96.0.1:443"]) };
         let more = ["10.96.0.1:443", "192.0.2.1:6443", "192.0.2.1:6443", "127.64.0.1:1"];

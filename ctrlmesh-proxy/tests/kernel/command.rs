@@ -152,7 +152,7 @@ fn attachments_with_the_same_targets_share_a_table() {
 }
 
 #[test]
-fn a_relay_inside_the_intercepted_cgroup_says_so_instead_of_talking_to_itself() {
+fn a_relay_in_the_intercepted_cgroup_is_reported() {
     let bed = Bed::new();
     run(&mut attach(&bed, &[]));
     let relay = |cgroup: &str| {

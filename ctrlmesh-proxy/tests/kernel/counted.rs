@@ -98,7 +98,7 @@ fn what_arrives_in_a_pod_is_counted() {
 }
 
 #[test]
-fn an_event_that_does_not_fit_is_counted_and_the_others_are_kept() {
+fn an_event_that_does_not_fit_is_counted_the_others_are_kept() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));

@@ -66,7 +66,7 @@ fn without_a_listener_an_open_pod_reaches_the_target() {
 }
 
 #[test]
-fn a_listener_that_closes_is_noticed_at_once_and_one_that_comes_back_too() {
+fn a_closing_and_a_returning_listener_are_noticed_at_once() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let attach = bed.attach(&bed.cgroup("pod"));

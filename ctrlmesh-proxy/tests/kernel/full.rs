@@ -50,7 +50,7 @@ fn a_full_table_closes_a_closed_pod() {
 }
 
 #[test]
-fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
+fn an_attached_pod_keeps_its_targets_when_more_do_not_fit() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));
@@ -65,7 +65,7 @@ fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
 }
 
 #[test]
-fn more_targets_than_any_table_holds_do_not_close_a_pod_that_was_not_attached() {
+fn too_many_targets_do_not_close_an_unattached_pod() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));
@@ -107,7 +107,7 @@ fn a_caller_whom_no_table_knows_is_refused() {
 }
 
 #[test]
-fn a_closed_pod_stays_closed_when_the_next_attempt_fails_for_another_reason() {
+fn a_closed_pod_stays_closed_when_the_next_attempt_fails() {
     let bed = Bed::new();
     let mut interceptor = limited(&bed, Limits { cgroups: Some(1), ..Limits::default() });
     interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
@@ -126,7 +126,7 @@ fn a_closed_pod_stays_closed_when_the_next_attempt_fails_for_another_reason() {
 }
 
 #[test]
-fn what_a_loader_only_claimed_before_it_died_is_not_attached_by_the_next_and_swept() {
+fn a_dead_loaders_claim_is_swept_and_not_attached() {
     let bed = Bed::new();
     let slot = bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     let folder = bed.pins().join("pods").join(slot.to_string());
@@ -145,7 +145,7 @@ fn what_a_loader_only_claimed_before_it_died_is_not_attached_by_the_next_and_swe
 }
 
 #[test]
-fn with_every_slot_taken_a_closed_pod_is_refused_and_attached_when_there_is_room() {
+fn without_a_free_slot_a_closed_pod_waits_refused() {
     let bed = Bed::new();
     let mut interceptor = limited(&bed, Limits { pods: Some(1), ..Limits::default() });
     interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
@@ -173,7 +173,7 @@ fn with_every_slot_taken_a_closed_pod_is_refused_and_attached_when_there_is_room
 }
 
 #[test]
-fn with_every_slot_taken_an_open_pod_is_left_alone_and_a_closed_one_can_be_detached() {
+fn without_a_free_slot_an_open_pod_stays_unattached() {
     let bed = Bed::new();
     let mut interceptor = limited(&bed, Limits { pods: Some(1), ..Limits::default() });
     interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
@@ -211,7 +211,7 @@ fn a_failed_change_of_an_attached_pod_lets_nothing_more_pass() {
 }
 
 #[test]
-fn a_change_of_an_attached_pod_whose_programs_cannot_be_attached_changes_nothing() {
+fn a_failed_attach_changes_nothing_of_an_attached_pod() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let pod = bed.cgroup("held/pod");

@@ -103,7 +103,7 @@ impl Busy {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_refused_while_one_process_follows_another_and_back() {
+async fn no_connection_is_refused_during_a_handover_and_back() {
     let node = Node::new().await;
     node.list(&[node.pod("a"), node.pod("b")]);
     let mut first = proxy(&node, "60s");
@@ -137,7 +137,7 @@ async fn nothing_is_refused_while_one_process_follows_another_and_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_refused_while_another_version_follows_and_is_rolled_back() {
+async fn nothing_is_refused_during_an_upgrade_and_its_rollback() {
     let node = Node::new().await;
     node.list(&[node.pod("a"), node.pod("b")]);
     let first = proxy(&node, "60s");
@@ -208,7 +208,7 @@ async fn who_is_told_to_stop_serves_on_until_another_one_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_told_to_stop_while_it_takes_over_serves_on_until_another_one_comes() {
+async fn a_proxy_stopped_in_a_takeover_serves_until_the_next() {
     let node = Node::new().await;
     node.list(&["a", "b", "c", "d"].map(|name| node.pod(name)));
     let first = proxy(&node, "60s");

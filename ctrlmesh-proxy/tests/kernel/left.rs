@@ -11,7 +11,7 @@ use crate::bed::{Bed, PROXY, Process, Seen, TARGET, until, until_seen};
 use crate::command::{attach, is_let_go, run, status, text};
 
 #[test]
-fn a_node_lets_go_of_its_own_pods_while_a_dead_one_of_another_owner_is_recorded() {
+fn a_node_releases_its_pods_beside_a_dead_one_of_another() {
     let bed = Bed::new();
     run(&mut attach(&bed, &[]));
     fs::remove_dir(bed.cgroup("pod")).unwrap();
@@ -41,7 +41,7 @@ fn a_node_lets_go_of_its_own_pods_while_a_dead_one_of_another_owner_is_recorded(
 }
 
 #[test]
-fn a_folder_elsewhere_than_on_a_bpf_file_system_is_not_uninstalled() {
+fn a_folder_outside_a_bpf_file_system_is_not_uninstalled() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let own = folder.path().join("maps");
@@ -56,7 +56,7 @@ fn a_folder_elsewhere_than_on_a_bpf_file_system_is_not_uninstalled() {
 }
 
 #[test]
-fn what_a_loader_left_half_made_beside_the_folders_is_uninstalled_too() {
+fn half_made_leftovers_of_a_loader_are_uninstalled_too() {
     let bed = Bed::new();
     bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     std::os::unix::fs::symlink("2", bed.pins().join("next-next")).unwrap();
@@ -65,7 +65,7 @@ fn what_a_loader_left_half_made_beside_the_folders_is_uninstalled_too() {
 }
 
 #[test]
-fn a_cgroup_that_is_gone_is_detached_by_the_name_that_it_was_attached_by() {
+fn a_gone_cgroup_is_detached_by_its_name() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let hierarchy = ctrlmesh_intercept::cgroup::Hierarchy::find().unwrap();
@@ -80,7 +80,7 @@ fn a_cgroup_that_is_gone_is_detached_by_the_name_that_it_was_attached_by() {
 }
 
 #[test]
-fn a_pod_that_was_closed_and_then_could_not_be_attached_is_found_again() {
+fn a_closed_pod_that_failed_to_attach_is_found_again() {
     let bed = Bed::new();
     let (first, closed) = (bed.cgroup("first"), bed.cgroup("closed"));
     let limits = Limits { pods: Some(1), ..Limits::default() };
@@ -110,7 +110,7 @@ fn a_pod_that_was_closed_and_then_could_not_be_attached_is_found_again() {
 }
 
 #[test]
-fn who_has_maps_open_that_were_removed_does_not_attach_with_those() {
+fn a_loader_does_not_attach_with_maps_that_were_removed() {
     let bed = Bed::new();
     let mut before = bed.interceptor();
     ctrlmesh_intercept::uninstall(&bed.options("test"), false).unwrap();
@@ -136,7 +136,7 @@ fn a_relay_beats_for_its_owners_pods_only() {
 }
 
 #[test]
-fn a_relay_takes_no_webhook_calls_that_it_is_not_told_of_any_more() {
+fn a_relay_stops_taking_webhook_calls_it_no_longer_serves() {
     let bed = Bed::new();
     bed.wire("node");
     run(&mut attach(&bed, &[]));

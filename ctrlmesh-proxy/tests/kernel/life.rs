@@ -88,7 +88,7 @@ fn another_owner_neither_sweeps_nor_retargets_nor_excepts_a_pod() {
 }
 
 #[test]
-fn a_cgroup_that_one_pod_excepts_is_neither_attached_by_itself_nor_excepted_by_another() {
+fn a_pods_excepted_cgroup_belongs_to_no_other_pod() {
     let bed = Bed::new();
     let (pod, proxy) = (bed.cgroup("above/pod"), bed.cgroup("above/pod/proxy"));
     let excepting = |cgroup: &str| {
@@ -115,7 +115,7 @@ fn a_cgroup_that_one_pod_excepts_is_neither_attached_by_itself_nor_excepted_by_a
 }
 
 #[test]
-fn a_cgroup_that_is_attached_by_itself_is_not_excepted_from_the_one_above() {
+fn an_attached_cgroup_is_no_exception_of_the_one_above() {
     let bed = Bed::new();
     let container = bed.cgroup("pod/container");
     let mut interceptor = bed.interceptor();
@@ -133,7 +133,7 @@ fn a_cgroup_that_is_attached_by_itself_is_not_excepted_from_the_one_above() {
 }
 
 #[test]
-fn an_address_that_connections_are_redirected_to_cannot_be_a_target() {
+fn an_address_of_the_proxy_cannot_be_a_target() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     for address in ["127.64.0.1:443", "[fd63:746c:6d65:7368::1]:443"] {
@@ -149,7 +149,7 @@ fn an_address_that_connections_are_redirected_to_cannot_be_a_target() {
 }
 
 #[test]
-fn a_pod_whose_network_namespace_has_no_ipv6_any_more_goes_on_over_ipv4() {
+fn a_pod_that_loses_ipv6_goes_on_over_ipv4() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();

@@ -37,7 +37,7 @@ fn mounted(at: &Path, script: &str) -> Command {
 }
 
 #[test]
-fn another_owners_pods_are_not_uninstalled_by_who_sees_cgroups_elsewhere_nor_dead_ones() {
+fn another_owners_pods_stay_when_cgroups_are_elsewhere() {
     let bed = Bed::new();
     run(&mut attach(&bed, &["--owner", "other"]));
     let at = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ fn a_pod_that_is_not_to_be_seen_from_here_is_not_called_gone() {
 }
 
 #[test]
-fn a_cgroup_has_one_name_by_whatever_mount_it_is_called_and_the_root_is_refused() {
+fn a_cgroup_has_one_name_by_any_mount_and_no_root_is_taken() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let at = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn a_cgroup_has_one_name_by_whatever_mount_it_is_called_and_the_root_is_refused(
 }
 
 #[test]
-fn who_sees_a_part_of_the_cgroups_sweeps_nothing_that_lives_elsewhere() {
+fn a_partial_view_of_cgroups_sweeps_no_pod_outside_it() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     run(&mut attach(&bed, &[]));
@@ -142,7 +142,7 @@ fn who_sees_a_part_of_the_cgroups_sweeps_nothing_that_lives_elsewhere() {
 }
 
 #[test]
-fn a_proxy_goes_on_when_another_of_its_owners_has_recorded_a_pod_where_that_sees_it() {
+fn a_proxy_goes_on_beside_a_pod_in_another_cgroup_mount() {
     let bed = Bed::new();
     let heartbeat = Heartbeat { number: None, max_age: Duration::from_hours(1) };
     let attach = Attach { heartbeat: Some(heartbeat), ..bed.attach(&bed.cgroup("pod")) };

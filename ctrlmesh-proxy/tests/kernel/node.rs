@@ -15,7 +15,7 @@ use crate::harness::until;
 use crate::operators::{Node, POD, refused, served, shows};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_pod_of_a_node_gets_its_own_policy_and_a_change_reaches_only_its_pod() {
+async fn each_pod_of_a_node_has_its_own_policy_and_changes() {
     let node = Node::new().await;
     node.list(&[node.pod("a"), node.pod("b")]);
     let proxy = node.proxy();
@@ -52,7 +52,7 @@ async fn a_pod_that_dials_the_address_of_another_gets_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_share_a_network_namespace_have_policies_of_their_own() {
+async fn pods_that_share_a_network_namespace_have_own_policies() {
     let node = Node::new().await;
     let (first, mut second) = (node.pod("a"), node.pod("b"));
     second["network"] = first["network"].clone();
@@ -69,7 +69,7 @@ async fn pods_that_share_a_network_namespace_have_policies_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_proxy_is_away_its_pods_are_refused_and_afterwards_served_again() {
+async fn pods_are_refused_without_a_proxy_and_served_again_after() {
     let node = Node::new().await;
     let (a, b) = (node.pod("a"), node.pod("b"));
     node.list(&[a.clone(), b]);
@@ -97,7 +97,7 @@ async fn while_the_proxy_is_away_its_pods_are_refused_and_afterwards_served_agai
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_proxy_that_sees_cgroups_elsewhere_keeps_the_pods_of_the_one_before() {
+async fn a_proxy_with_another_cgroup_mount_keeps_former_pods() {
     let node = Node::new().await;
     let (mut a, cgroup) = (node.pod("a"), node.bed.cgroup("a"));
     let hierarchy = ctrlmesh_intercept::cgroup::Hierarchy::find().unwrap();
@@ -122,7 +122,7 @@ async fn a_proxy_that_sees_cgroups_elsewhere_keeps_the_pods_of_the_one_before() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_gone_is_let_go_of_and_the_others_notice_nothing() {
+async fn a_gone_pod_is_released_and_the_others_notice_nothing() {
     let node = Node::new().await;
     node.list(&[node.pod("a"), node.pod("b")]);
     let proxy = node.proxy();
@@ -193,7 +193,7 @@ async fn what_a_pod_waits_for_is_said_again_where_it_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_does_not_parse_is_refused_and_the_last_good_one_stays() {
+async fn a_list_that_does_not_parse_is_refused_the_last_one_stays() {
     let node = Node::new().await;
     node.list(&[node.pod("a")]);
     let proxy = node.proxy();
@@ -231,7 +231,7 @@ async fn a_changed_pod_is_attached_anew_without_passing_in_between() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_of_another_user_that_is_named_by_a_process_takes_ptrace_and_it_is_said() {
+async fn another_users_pod_named_by_a_process_needs_ptrace() {
     let node = Node::new().await;
     let mut a = node.pod("a");
     let process = node.bed.nobody(&node.bed.cgroup("a"), "a");
@@ -260,7 +260,7 @@ async fn a_pod_of_another_user_that_is_named_by_a_process_takes_ptrace_and_it_is
 }
 
 #[test]
-fn a_pod_is_where_its_oldest_process_is_and_not_where_a_child_has_gone() {
+fn a_pod_is_where_its_oldest_process_is_not_a_moved_child() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let inode = |name| fs::metadata(bed.namespace(name)).unwrap().ino();

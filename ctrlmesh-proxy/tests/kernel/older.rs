@@ -122,7 +122,7 @@ fn a_kernel_that_does_not_have_a_helper_is_told_which_it_is() {
 }
 
 #[test]
-fn a_kernel_that_lends_a_helper_to_other_programs_only_is_told_which_feature_it_lacks() {
+fn a_kernel_without_a_helper_is_told_the_missing_feature() {
     let bed = Bed::new();
     for (helper, feature) in [
         (GET_RETVAL, "seeing what another program decided (bpf_get_retval in connect programs)"),

@@ -26,7 +26,7 @@ fn foreign_over_ipv4(bed: &Bed, interceptor: &mut Interceptor) -> Process {
 }
 
 #[test]
-fn so_original_dst_shows_the_original_to_a_proxy_in_both_families() {
+fn so_original_dst_shows_the_original_in_both_families() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let _proxy = foreign_over_ipv4(&bed, &mut interceptor);
@@ -68,7 +68,7 @@ fn the_command_answers_a_foreign_proxy_for_as_long_as_it_runs() {
 }
 
 #[test]
-fn so_original_dst_says_nothing_of_a_connection_that_was_not_redirected() {
+fn so_original_dst_fails_on_a_connection_not_redirected() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let _proxy = foreign(&bed, &mut interceptor);
@@ -116,7 +116,7 @@ fn getpeername_of_other_connections_stays_as_it_is() {
 }
 
 #[test]
-fn an_older_connection_is_still_explained_after_its_target_is_gone() {
+fn a_connection_is_still_explained_after_its_target_is_gone() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));

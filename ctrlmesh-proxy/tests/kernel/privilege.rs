@@ -188,7 +188,7 @@ fn a_beat_for_another_users_pod_takes_ptrace_and_it_is_named() {
 }
 
 #[test]
-fn a_webhook_program_is_found_again_by_a_process_of_another_user_with_ptrace() {
+fn another_user_with_ptrace_finds_a_webhook_program() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();

@@ -78,7 +78,7 @@ fn a_socket_for_ipv6_only_is_redirected() {
 }
 
 #[test]
-fn a_socket_for_ipv6_only_is_redirected_to_every_address_of_a_prefix_even_if_it_is_bound() {
+fn an_ipv6_only_socket_is_redirected_even_if_bound() {
     let bed = enrolled(|_, attach| attach.targets = targets(&["[fd00:97::/106]:443"]));
     for how in ["blocking", "bound", "v6only", "v6only+bound"] {
         redirected(&bed.connect("[fd00:97::3:7]:443", how), "[fd00:97::3:7]:443");
@@ -87,7 +87,7 @@ fn a_socket_for_ipv6_only_is_redirected_to_every_address_of_a_prefix_even_if_it_
 }
 
 #[test]
-fn without_our_prefix_a_socket_for_ipv6_only_is_refused_or_passes_and_is_counted() {
+fn without_our_prefix_an_ipv6_only_socket_is_counted() {
     for (fail_open, counter) in [(false, "v6only_refused"), (true, "v6only_passed")] {
         let bed = over_ipv4(fail_open);
         for how in ["v6only", "v6only+nonblocking"] {
@@ -103,7 +103,7 @@ fn without_our_prefix_a_socket_for_ipv6_only_is_refused_or_passes_and_is_counted
 }
 
 #[test]
-fn without_our_prefix_a_bound_socket_for_ipv6_only_does_not_bypass() {
+fn without_our_prefix_a_bound_ipv6_socket_does_not_bypass() {
     assert_eq!(over_ipv4(false).connect(TARGET_V6, "v6only+bound").error, "ENETUNREACH");
 }
 
@@ -249,7 +249,7 @@ fn datagrams_are_not_redirected() {
 }
 
 #[test]
-fn every_address_of_a_prefix_is_redirected_and_known_to_the_proxy() {
+fn every_address_of_a_prefix_is_redirected_and_explained() {
     let bed = enrolled(|_, attach| {
         attach.targets = targets(&["10.64.0.0/10:443", "[fd00:97::/108]:443"]);
     });
@@ -271,7 +271,7 @@ fn the_longest_prefix_wins() {
 }
 
 #[test]
-fn a_bound_socket_to_a_prefix_is_refused_or_passes_and_does_neither_silently() {
+fn a_bound_socket_to_a_prefix_is_counted_either_way() {
     for (fail_open, counter) in [(false, "bound_refused"), (true, "bound_passed")] {
         let bed = enrolled(|_, attach| {
             attach.targets = targets(&["10.96.0.0/16:443"]);
@@ -316,7 +316,7 @@ fn two_pods_on_one_node_use_the_same_port() {
 }
 
 #[test]
-fn two_pods_in_one_namespace_share_a_listener_and_are_told_apart() {
+fn two_pods_in_one_namespace_share_a_listener_yet_are_distinct() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let pods = [bed.cgroup("pod-a"), bed.cgroup("pod-b")];

@@ -37,7 +37,7 @@ fn webhook_calls_fail_as_the_pod_does_when_the_relay_hangs() {
 }
 
 #[test]
-fn a_relay_that_ends_leaves_the_ipv6_of_another_in_its_namespace_alone() {
+fn an_ending_relay_leaves_the_ipv6_of_another_alone() {
     let bed = Bed::new();
     let pods = [("a", PROXY), ("b", PROXY + 1)];
     let _processes = pods.map(|(pod, port)| {

@@ -41,7 +41,7 @@ fn a_slot_that_is_given_again_has_no_listener_of_the_pod_before() {
 }
 
 #[test]
-fn a_slot_that_is_given_again_has_no_heartbeat_of_the_pod_before() {
+fn a_reused_slot_has_no_heartbeat_of_the_former_pod() {
     let bed = Bed::new();
     let mut interceptor = one_slot(&bed);
     let heartbeat = Some(Heartbeat { number: None, max_age: Duration::from_hours(1) });
@@ -72,7 +72,7 @@ fn a_beat_that_another_pod_is_measured_by_stays_when_one_goes() {
 }
 
 #[test]
-fn a_connection_of_the_pod_before_is_not_explained_by_the_pod_after() {
+fn a_former_pods_connection_is_not_explained_by_the_next_pod() {
     let bed = Bed::new();
     let mut interceptor = one_slot(&bed);
     interceptor.attach(&bed.attach(&bed.cgroup("before"))).unwrap();
@@ -103,7 +103,7 @@ fn a_released_slot_comes_again_only_after_all_others() {
 }
 
 #[test]
-fn a_connection_that_waits_while_its_pod_gets_another_table_is_explained_by_the_old_one() {
+fn a_waiting_connection_is_explained_by_the_former_table() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
@@ -147,7 +147,7 @@ fn tables_of_former_names_do_not_fill_the_node() {
 }
 
 #[test]
-fn another_name_for_one_pod_leaves_the_pods_that_share_the_old_one_alone() {
+fn a_pods_new_list_name_leaves_pods_of_the_old_one_alone() {
     let bed = Bed::new();
     let pods = [bed.cgroup("a"), bed.cgroup("b")];
     let mut interceptor = bed.interceptor();
@@ -160,7 +160,7 @@ fn another_name_for_one_pod_leaves_the_pods_that_share_the_old_one_alone() {
 }
 
 #[test]
-fn a_table_without_a_fresh_index_is_replaced_for_every_pod_that_shares_it() {
+fn a_full_table_is_replaced_for_every_pod_that_shares_it() {
     let bed = Bed::new();
     let pods = [bed.cgroup("a"), bed.cgroup("b")];
     let mut interceptor = bed.interceptor();
@@ -230,7 +230,7 @@ fn two_pods_cannot_have_the_webhook_calls_of_one_address() {
 }
 
 #[test]
-fn what_two_links_see_is_redirected_and_refused_once_and_passes_twice() {
+fn two_links_redirect_and_refuse_once_and_pass_twice() {
     let bed = Bed::new();
     let (pod, container) = (bed.cgroup("pod"), bed.cgroup("pod/container"));
     let mut interceptor = bed.interceptor();

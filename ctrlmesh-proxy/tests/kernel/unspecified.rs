@@ -37,7 +37,7 @@ fn an_unspecified_address_is_loopback() {
 }
 
 #[test]
-fn an_unspecified_address_is_the_one_that_the_socket_is_bound_to() {
+fn an_unspecified_address_means_the_one_the_socket_is_bound_to() {
     let (bed, _servers) = local(&[TARGET]);
     for (address, how) in [
         (UNSPECIFIED, "source=10.96.0.1"),
@@ -84,7 +84,7 @@ fn an_unspecified_address_at_another_port_is_untouched() {
 }
 
 #[test]
-fn without_a_proxy_an_unspecified_address_is_refused_like_the_target() {
+fn without_a_proxy_an_unspecified_address_is_refused_too() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));
@@ -104,7 +104,7 @@ fn without_a_proxy_an_unspecified_address_is_refused_like_the_target() {
 }
 
 #[test]
-fn an_unspecified_address_of_a_device_is_refused_because_nobody_can_say_which_it_is() {
+fn an_unspecified_address_of_a_device_is_refused() {
     const OWN: &str = "10.244.1.5:443";
     let bed = enrolled(|bed, attach| {
         bed.wire("b");

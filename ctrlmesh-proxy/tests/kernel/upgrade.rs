@@ -123,7 +123,7 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
 }
 
 #[test]
-fn an_upgrade_says_where_it_could_not_replace_the_webhook_program_and_replaces_the_others() {
+fn an_upgrade_reports_the_webhook_program_it_cannot_replace() {
     let bed = Bed::new();
     let pods = ["lost", "other"].map(|name| bed.cgroup(name));
     let mut interceptor = Interceptor::open(bed.options("cli")).unwrap();
@@ -165,7 +165,7 @@ fn an_upgrade_goes_on_answering_so_original_dst() {
 }
 
 #[test]
-fn a_hook_that_is_missing_is_attached_again_when_the_loader_starts() {
+fn a_missing_hook_is_attached_again_when_the_loader_starts() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
@@ -202,7 +202,7 @@ fn attaching_again_what_is_attached_replaces_no_link() {
 }
 
 #[test]
-fn interception_stays_when_the_loader_ends_and_the_next_one_adopts_it() {
+fn interception_outlives_the_loader_and_the_next_adopts_it() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
@@ -217,7 +217,7 @@ fn interception_stays_when_the_loader_ends_and_the_next_one_adopts_it() {
 }
 
 #[test]
-fn programs_of_another_version_are_replaced_when_the_loader_starts() {
+fn a_starting_loader_replaces_programs_of_another_version() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let slot = bed.interceptor().attach(&bed.attach(&pod)).unwrap();
@@ -236,7 +236,7 @@ fn programs_of_another_version_are_replaced_when_the_loader_starts() {
 }
 
 #[test]
-fn a_user_who_runs_a_newer_version_gets_its_programs_and_loses_no_connection() {
+fn a_newer_version_brings_its_programs_without_a_cut() {
     let bed = Bed::new();
     let (pod, slot) = (bed.cgroup("pod"), Slot::new(0));
     let ours = Path::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy")).to_owned();
@@ -277,7 +277,7 @@ fn a_user_who_runs_a_newer_version_gets_its_programs_and_loses_no_connection() {
 }
 
 #[test]
-fn a_pod_whose_programs_cannot_be_replaced_keeps_them_and_the_others_get_theirs() {
+fn a_failed_replacement_of_one_pod_stops_no_other() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let [held, other] = ["held/pod", "other"].map(|name| interceptor.attach(&bed.attach(&bed.cgroup(name))).unwrap());
@@ -324,7 +324,7 @@ fn a_cgroup_that_goes_while_programs_are_replaced_stops_nobody() {
 }
 
 #[test]
-fn a_loader_that_crashed_half_way_leaves_nothing_that_the_next_cannot_mend() {
+fn the_next_loader_mends_what_a_crashed_one_left() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_looked_for_where_the_kubeconfig_is_unless_it_says_otherwise() {
+    fn the_lock_is_in_the_kubeconfigs_namespace_unless_named() {
         let lock = |line: &str| run(line).unwrap().policy("ops").unwrap().0.lock.unwrap();
         let here = lock("run|--lock|leader|--shard|a|--|op");
         assert_eq!((here.namespace.as_str(), here.name.as_str()), ("ops", "leader"));

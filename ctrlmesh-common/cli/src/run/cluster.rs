@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unverified_server_is_refused_unless_its_authority_is_given() {
+    fn an_unverified_server_is_refused_without_its_authority() {
         let cluster = json!({"server": "https://a", "insecure-skip-tls-verify": true});
         let error = of(cluster.clone()).unwrap_err();
         assert!(error.to_string().contains("--certificate-authority"), "{error}");

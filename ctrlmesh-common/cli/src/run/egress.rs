@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_counts_but_for_this_machine_and_the_exceptions() {
+    fn proxy_variables_count_except_for_this_machine_and_no_proxy() {
         let proxy = ("HTTPS_PROXY", "p:3128");
         assert_eq!(found("api.example.com", &[proxy]), Some("http://p:3128".into()));
         assert_eq!(found("api.example.com", &[("https_proxy", "http://p")]), Some("http://p:80".into()));

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_left_is_swept_and_a_living_one_is_left_alone() {
+    fn a_killed_runs_leftovers_are_swept_a_living_run_stays() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().join("run");
         let builder = |name: &str| {

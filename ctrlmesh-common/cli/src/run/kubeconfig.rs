@@ -126,7 +126,7 @@ users:
     }
 
     #[test]
-    fn a_context_is_chosen_by_name_or_refused_with_those_that_there_are() {
+    fn a_context_is_chosen_by_name_or_refused_with_a_list() {
         assert_eq!(choose(&config(), Some("bare")).unwrap().user, Fields::new());
         let error = choose(&config(), Some("prod")).unwrap_err().to_string();
         assert!(error.contains("bare, dev, lost"), "{error}");

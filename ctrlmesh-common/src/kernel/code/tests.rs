@@ -104,7 +104,7 @@ fn an_entry_that_was_never_used_explains_nothing() {
 }
 
 #[test]
-fn the_ranges_that_we_take_addresses_from_are_reserved_as_a_whole() {
+fn the_ranges_of_our_addresses_are_reserved_as_a_whole() {
     for text in ["127.64.0.0", "127.255.255.255", "fd63:746c:6d65:7368::", "fd63:746c:6d65:7368:f::"] {
         assert!(is_reserved(address(text)), "{text}");
     }

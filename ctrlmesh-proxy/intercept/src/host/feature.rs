@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_helper_that_no_program_of_a_kernel_may_call_is_known_by_its_number() {
+    fn a_helper_that_nothing_may_call_is_known_by_its_number() {
         // Linux 5.8 to 5.17.
         lacks(&log("3: (85) call unknown#186\ninvalid func unknown#186"), "seeing what another program decided", "6.1");
         lacks(
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_helper_that_only_other_programs_may_call_is_known_by_its_number() {
+    fn a_helper_of_other_programs_is_known_by_its_number() {
         // Linux 5.18 to 6.0.
         lacks(
             &log("3: (85) call bpf_get_retval#186\nunknown func bpf_get_retval#186"),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_helper_that_we_do_not_know_either_is_named_as_the_kernel_names_it() {
+    fn an_unknown_helper_is_named_as_the_kernel_names_it() {
         lacks(
             &log("3: (85) call unknown#60000\ninvalid func unknown#60000"),
             "helper function unknown#60000",

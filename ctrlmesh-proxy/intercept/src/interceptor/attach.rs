@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_without_a_table_gets_its_first_in_the_generation_it_has() {
+    fn a_pod_without_a_table_gets_one_in_its_own_generation() {
         let pod = with_table(&Pod { generation: 5, ..Pod::default() }, 3);
         assert_eq!((pod.generation, pod.table(5)), (5, Some(3)));
     }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn another_table_begins_a_generation_and_the_one_before_is_still_explained() {
+    fn a_new_table_begins_a_generation_the_old_is_explained() {
         let pod = with_table(&with_table(&Pod::default(), 3), 4);
         assert_eq!((pod.generation, pod.table(0), pod.table(1)), (1, Some(3), Some(4)));
         let pod = with_table(&pod, 3);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_given_again_explains_nothing_of_the_pod_before() {
+    fn a_reused_slot_explains_nothing_of_the_former_pod() {
         let mut pod = with_table(&Pod::default(), 3);
         for round in 1..40 {
             let generation = pod.generation;

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_embedded_has_types_and_sources_and_says_nothing_of_where_it_was_built() {
+    fn embedded_programs_have_types_but_no_build_path() {
         if OBJECT.is_empty() {
             return;
         }

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_retired_can_still_be_explained_and_comes_back_to_its_index() {
+    fn a_retired_target_is_explained_and_returns_to_its_index() {
         let before = applied(empty(), &["10.0.0.1:1"]);
         let without = applied(before, &["10.0.0.2:1"]);
         assert_eq!(Target::of(&without[1]).to_string(), "10.0.0.1:1");
