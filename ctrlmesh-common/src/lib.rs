@@ -15,6 +15,8 @@ pub mod resource;
 pub mod slots;
 #[cfg(feature = "core")]
 pub mod ownership;
+#[cfg(feature = "core")]
+pub mod handover;
 #[cfg(feature = "api")]
 pub mod api;
 #[cfg(feature = "core")]

@@ -82,8 +82,13 @@ fn known_slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Sl
 }
 
 impl Ownership {
-    /// The shard that owns the objects of `slot` in `namespace`; objects of cluster scope are in none.
+    /// The owner of the objects of `slot` in `namespace`; objects of cluster scope are in none. A namespace that is
+    /// revoked belongs to nobody, whatever its slot.
     pub fn owner(&self, slot: Slot, namespace: Option<&str>) -> Option<&str> {
+        let is_revoked = |name| self.revoked.as_ref().is_some_and(|revoked| revoked.namespaces.contains_key(name));
+        if namespace.is_some_and(is_revoked) {
+            return None;
+        }
         namespace
             .and_then(|namespace| self.namespaces.get(namespace))
             .or_else(|| self.slots.get(&slot))
@@ -166,6 +171,15 @@ mod tests {
         assert_eq!(table.shard_of("op-0"), Some("a"));
         assert_eq!(table.shard_of("op-1"), None);
         assert!(!table.is_total());
+    }
+
+    #[test]
+    fn a_revoked_namespace_belongs_to_nobody() {
+        let revoked =
+            Revoked { epoch: 4, namespaces: [("pay".to_owned(), "a".to_owned())].into(), ..Revoked::default() };
+        let table = Ownership { revoked: Some(revoked), ..table() };
+        assert_eq!(table.owner(slot(7), Some("pay")), None);
+        assert_eq!(table.owner(slot(7), Some("play")), Some("a"));
     }
 
     #[cfg(feature = "api")]
