@@ -8,7 +8,8 @@
 //! - A slot, a pin or a pod whose owner changes is taken out of the table. It goes into `revoked`, with its former
 //!   owner. `revoked.epoch` becomes the epoch of that table. One table revokes all that moves.
 //! - A pin that appears or goes moves one namespace out of its slot, or into it. The namespace is revoked from the
-//!   owner that it has. A pin that changes no owner is entered or removed at once.
+//!   owner that it has. A pin that changes no owner is entered or removed at once. A pin whose owner is to get the slot
+//!   stays until the slot has come.
 //! - A namespace in `revoked.namespaces` belongs to nobody, whatever its slot.
 //! - In a table that was never written nothing is revoked: all is granted at once. A table without a slot that was
 //!   written before has lost that slot. Then the slot is revoked from every owner ([`EVERY_OWNER`]).
@@ -131,8 +132,8 @@ pub struct Step {
 
 /// The table that follows `current` on the way to `desired`.
 ///
-/// The same input gives the same table. As long as nothing more is shown, a table that is returned is followed by
-/// itself.
+/// The same input gives the same table. The caller writes the table, and asks again when it is written: a table that
+/// revokes may wait for nothing. A table that revokes nothing anew is followed by itself until more is shown.
 pub fn next(current: &Ownership, desired: &Desired, hash: NamespaceHash, evidence: &Evidence) -> Step {
     let Some(epoch) = next_epoch(current, desired) else {
         return Step { table: current.clone(), waiting: vec![Waiting::Epoch] };
@@ -146,8 +147,10 @@ pub fn next(current: &Ownership, desired: &Desired, hash: NamespaceHash, evidenc
 fn next_epoch(current: &Ownership, desired: &Desired) -> Option<u64> {
     let revoked = current.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
     let used = current.epoch.max(desired.epoch).max(revoked);
-    (used < MAX_EPOCH).then_some(used + 1)
+    (used < MAX_EPOCH).then(|| used + 1)
 }
 
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 mod tests;

@@ -116,7 +116,9 @@ impl<'a> Draft<'a> {
             let wanted = wanted(&desired.namespaces, &name);
             let pin = self.table.namespaces.get(&name).map(String::as_str);
             let by_slot = self.table.slots.get(&self.hash.slot(&name)).map(String::as_str);
-            if wanted == pin {
+            // A pin whose owner gets the slot goes when the slot has come.
+            let follows = wanted.is_none() && pin != by_slot && pin == self.slot_goes_to(&name);
+            if wanted == pin || follows {
                 continue;
             }
             let stays = pin.or(by_slot).is_some_and(|owner| wanted.or(by_slot) == Some(owner));
@@ -131,6 +133,10 @@ impl<'a> Draft<'a> {
                 self.table.namespaces.remove(&name);
             }
         }
+    }
+
+    fn slot_goes_to(&self, namespace: &str) -> Option<&str> {
+        wanted(&self.desired.slots, &self.hash.slot(namespace))
     }
 
     fn former_of_slot(&self, namespace: &str) -> &str {
