@@ -8,6 +8,7 @@ pub mod metrics;
 pub mod listen;
 pub mod rules;
 pub mod cluster;
+pub mod ownership;
 pub mod status;
 pub mod leader;
 pub mod labels;

@@ -1,0 +1,80 @@
+//! What the fence of each root has been shown to enforce.
+//!
+//! The prober of the leader writes it. Ownership moves by it, and the condition `Fenced` of a root says it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// What is known of the fence of one root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FenceState {
+    /// Every endpoint of the API server refuses by this policy, and by a table that is no older than `epoch`.
+    Enforced(Proof),
+    /// Not so, or not known.
+    Open(Unfenced),
+}
+
+/// What all endpoints of the API server have shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// Of the policy.
+    pub revision: String,
+    /// The least over all endpoints.
+    pub epoch: u64,
+    /// How many endpoints there are. Several servers behind one address count as one.
+    pub endpoints: usize,
+}
+
+/// Why the API server does not fence a root, or is not known to do so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfenced {
+    /// The API server has no ValidatingAdmissionPolicy: it is older than Kubernetes 1.30, or the API is switched off.
+    Unsupported,
+    /// The policy is not written.
+    NotWritten { why: String },
+    /// Not every endpoint has shown that it enforces the policy.
+    NotProved { why: String },
+    /// The root is being deleted and has handed everything back, and its policy is gone.
+    Removed,
+}
+
+/// By `NAMESPACE/NAME` of the root. A root whose fence is not `Server` is missing. Empty where another replica leads.
+pub type States = BTreeMap<String, FenceState>;
+
+/// Follows what the prober knows.
+pub type FenceStates = watch::Receiver<Arc<States>>;
+
+impl FenceState {
+    /// The epoch that every endpoint of the API server enforces at least; none where that is not proved.
+    pub fn enforced_epoch(&self) -> Option<u64> {
+        match self {
+            Self::Enforced(proof) => Some(proof.epoch),
+            Self::Open(_) => None,
+        }
+    }
+}
+
+/// The epoch that every endpoint of the API server enforces at least for `root`; none where that is not proved.
+pub fn enforced_epoch(states: &States, root: &str) -> Option<u64> {
+    states.get(root)?.enforced_epoch()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_every_endpoint_has_shown_is_enforced() {
+        let proof = Proof { revision: "r".to_owned(), epoch: 7, endpoints: 2 };
+        let open = Unfenced::NotProved { why: "one is silent".to_owned() };
+        let states = States::from([
+            ("ns/a".to_owned(), FenceState::Enforced(proof)),
+            ("ns/b".to_owned(), FenceState::Open(open)),
+        ]);
+        assert_eq!(enforced_epoch(&states, "ns/a"), Some(7));
+        assert_eq!(enforced_epoch(&states, "ns/b"), None);
+        assert_eq!(enforced_epoch(&states, "ns/c"), None, "it has no fence");
+    }
+}
