@@ -11,6 +11,10 @@ use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
+pub mod fence;
+
+pub use fence::Fence;
+
 /// The resources that leader election can lock on, by API group.
 pub const LOCK_RESOURCES: [(&str, &str); 3] =
     [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
@@ -26,7 +30,7 @@ pub struct Policy {
     /// Grows with every change of a policy of the operator. Epochs of two operators do not compare; 0 if nobody counts.
     #[serde(default)]
     pub epoch: u64,
-    /// Whether limits and lock are applied at all.
+    /// Whether limits, lock and fence are applied at all.
     #[serde(default)]
     pub mode: Mode,
     /// Which resources the pod sees only in part. All limits that cover a resource hold at once.
@@ -35,6 +39,9 @@ pub struct Policy {
     /// The leader-election lock that each shard has for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<Lock>,
+    /// Which objects of the limited kinds the pod may write. Absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
     /// The proxy that takes the pod's connections.
     #[serde(default, skip_serializing_if = "Redirect::is_to_node")]
     pub redirect: Redirect,
@@ -85,7 +92,7 @@ pub enum Redirect {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
-    /// Limits and lock hold.
+    /// Limits, lock and fence hold.
     #[default]
     Enforce,
     /// Every request passes as it is.
@@ -134,6 +141,15 @@ pub enum PolicyError {
         #[source]
         source: ResourceMatchError,
     },
+    /// A resource match of the fence that cannot be matched against.
+    #[error("fence.resources[{at}]")]
+    FencedResources {
+        /// Which of its resource matches.
+        at: usize,
+        /// What is wrong with it.
+        #[source]
+        source: ResourceMatchError,
+    },
     /// What limits some resource does not fit into a request.
     #[error(
         "limits[{limit}].selector: takes {bytes} bytes in a URL, together with what else limits the same resources; at most {MAX_SELECTOR_BYTES} have room there"
@@ -172,7 +188,7 @@ impl Policy {
 
     /// Whether no request is changed or refused.
     pub fn passes_everything(&self) -> bool {
-        self.mode == Mode::Pass || self.limits.is_empty() && self.lock.is_none()
+        self.mode == Mode::Pass || self.limits.is_empty() && self.lock.is_none() && self.fence.is_none()
     }
 
     /// The selectors of all limits that cover `resource` of the API group `group`, joined; `None` if none does.
@@ -188,7 +204,13 @@ impl Policy {
         self.lock.as_ref().filter(|_| enforced)
     }
 
-    /// Whether `other` has the same limits and lock; epoch and `changed_at` do not count.
+    /// The fence, where it holds.
+    pub fn fence(&self) -> Option<&Fence> {
+        self.fence.as_ref().filter(|_| self.mode == Mode::Enforce)
+    }
+
+    /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at` and the fence do
+    /// not count; the fence limits writes only.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.mode == other.mode
             && self.lock == other.lock
@@ -210,6 +232,9 @@ impl Policy {
             for (at, resources) in resources.iter().enumerate() {
                 resources.check().map_err(|source| PolicyError::Resources { limit, at, source })?;
             }
+        }
+        for (at, resources) in self.fence.iter().flat_map(|fence| fence.resources.iter().enumerate()) {
+            resources.check().map_err(|source| PolicyError::FencedResources { at, source })?;
         }
         self.check_length()?;
         self.lock.as_ref().map_or(Ok(()), Lock::check)
