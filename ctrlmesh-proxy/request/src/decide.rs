@@ -8,9 +8,11 @@ use ctrlmesh_common::selector::Selector;
 use crate::request::RequestInfo;
 
 mod ambiguous;
+mod fence;
 mod lock;
 mod shard;
 
+pub use fence::{FencedWrite, Written, written};
 pub use lock::{LockPlan, Rename};
 pub use shard::{NotOlderThan, goes_on_from};
 
@@ -52,6 +54,9 @@ pub enum Refusal {
     LockAcrossNamespaces,
     #[error("deleting this collection would delete the leader-election locks of other shards: name the object")]
     LockCollection,
+    /// The pod may not write the object.
+    #[error("{0}")]
+    Fenced(Box<FencedWrite>),
 }
 
 impl Decision {
@@ -96,6 +101,19 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Re
     if !request.is_resource_request() {
         return Ok(Plan::default());
     }
+    let unless_lock = fence::check(policy, request)?;
+    let mut plan = narrowed(policy, request, changed_at)?;
+    plan.lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
+    match (&mut plan.lock, unless_lock) {
+        (Some(lock), unless_lock) => lock.unless_lock = unless_lock,
+        (None, Some(refused)) => return Err(Refusal::Fenced(Box::new(refused))),
+        (None, None) => {}
+    }
+    Ok(plan)
+}
+
+/// Narrows a request for a collection. The plan has no lock yet.
+fn narrowed(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Result<Plan, Refusal> {
     let changed_at =
         if request.is_collection() { changed_at(policy, request.api_group(), request.resource()) } else { None };
     let selector = shard::selector(policy, request, changed_at)?;
@@ -105,8 +123,7 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Re
     if more > 0 && !request.query().has_room_for(more) {
         return Err(Refusal::AmbiguousQuery);
     }
-    let lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
-    Ok(Plan { selector, not_older_than, lock })
+    Ok(Plan { selector, not_older_than, lock: None })
 }
 
 #[cfg(test)]

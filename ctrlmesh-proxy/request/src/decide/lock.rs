@@ -5,7 +5,7 @@
 
 use ctrlmesh_common::policy::{LOCK_RESOURCES, Lock};
 
-use super::Refusal;
+use super::{FencedWrite, Refusal};
 use crate::request::{FieldSelector, NAME, NAMESPACE, RequestInfo};
 
 /// Where a request names the lock.
@@ -17,6 +17,8 @@ pub struct LockPlan {
     pub in_fields: bool,
     /// The body may hold the lock, and must be read as a whole.
     pub in_body: bool,
+    /// The request is refused for this where its body does not hold the lock.
+    pub unless_lock: Option<FencedWrite>,
 }
 
 /// The two names of a lock.
@@ -48,7 +50,7 @@ pub(super) fn plan(lock: &Lock, request: &RequestInfo<'_>) -> Result<Option<Lock
 impl LockPlan {
     fn new(lock: &Lock, in_path: bool, in_fields: bool, in_body: bool) -> Self {
         let rename = Rename { lock: lock.clone(), on_server: lock.per_shard() };
-        Self { rename, in_path, in_fields, in_body }
+        Self { rename, in_path, in_fields, in_body, unless_lock: None }
     }
 }
 

@@ -3,6 +3,8 @@ use ctrlmesh_common::resource::ResourceMatch;
 
 use super::*;
 
+mod fence;
+
 fn policy() -> Policy {
     let pods = ResourceMatch { api_groups: vec![String::new()], resources: vec!["pods".to_owned()] };
     Policy {

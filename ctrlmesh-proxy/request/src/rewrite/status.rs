@@ -99,7 +99,7 @@ impl From<&Refusal> for Status {
             }
             Refusal::Method => (405, "MethodNotAllowed"),
             Refusal::Expired { .. } | Refusal::UnknownContinue { .. } => (410, "Expired"),
-            Refusal::ReservedName { .. } | Refusal::LockCollection => (403, "Forbidden"),
+            Refusal::ReservedName { .. } | Refusal::LockCollection | Refusal::Fenced(_) => (403, "Forbidden"),
         };
         Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after: None }
     }

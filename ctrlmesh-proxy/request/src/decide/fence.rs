@@ -1,0 +1,128 @@
+//! Refuses writes to objects that the pod's owner does not own.
+//!
+//! A write is judged by its path alone: by the namespace, or for an object of cluster scope by its name. A request that
+//! creates an object of cluster scope names it in the body, so it passes; the API server's own fence decides about it.
+
+use std::fmt;
+
+use ctrlmesh_common::policy::fence::{Access, Fence, NotOwned};
+use ctrlmesh_common::policy::{LOCK_RESOURCES, Lock, Policy};
+use ctrlmesh_common::slots::Slot;
+
+use super::Refusal;
+use crate::request::RequestInfo;
+
+/// Subresources of the core group that connect to a pod, service or node. Nothing is written to the object.
+const CONNECTS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
+
+/// What a request writes, as far as its path says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// A fenced object that is the pod's to write.
+    Slot(Slot),
+    /// Fenced objects whose slots the path does not tell.
+    AnySlot,
+    /// An object that no fence holds for.
+    Unfenced,
+}
+
+/// A write that the fence refuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FencedWrite {
+    /// `None` where the path does not tell the slot.
+    not_owned: Option<NotOwned>,
+    pod_owner: Option<String>,
+    epoch: u64,
+    operator: String,
+}
+
+/// What `request` writes under `policy`; `None` where it writes nothing, or is refused.
+pub fn written(policy: &Policy, request: &RequestInfo<'_>) -> Option<Written> {
+    if !is_write(request) {
+        return None;
+    }
+    let Some(fence) = policy.fence() else { return Some(Written::Unfenced) };
+    match access(fence, policy.lock.as_ref(), request) {
+        Access::Owned(slot) => Some(Written::Slot(slot)),
+        Access::Unknown => Some(Written::AnySlot),
+        Access::Unfenced => Some(Written::Unfenced),
+        Access::Refused(_) if may_create_lock(policy.lock.as_ref(), request) => Some(Written::AnySlot),
+        Access::Refused(_) => None,
+    }
+}
+
+/// Refuses a write by its path. Returns the refusal for a request that may pass only where its body holds the lock.
+pub(super) fn check(policy: &Policy, request: &RequestInfo<'_>) -> Result<Option<FencedWrite>, Refusal> {
+    let Some(fence) = policy.fence().filter(|_| is_write(request)) else { return Ok(None) };
+    let refused = |not_owned| FencedWrite {
+        not_owned,
+        pod_owner: fence.owner.clone(),
+        epoch: policy.epoch,
+        operator: fence.operator.clone(),
+    };
+    match access(fence, policy.lock.as_ref(), request) {
+        Access::Owned(_) | Access::Unfenced => Ok(None),
+        Access::Unknown if is_bounded(fence, policy, request) => Ok(None),
+        Access::Unknown => Err(Refusal::Fenced(Box::new(refused(None)))),
+        Access::Refused(not_owned) => {
+            let refused = refused(Some(not_owned));
+            if may_create_lock(policy.lock.as_ref(), request) {
+                Ok(Some(refused))
+            } else {
+                Err(Refusal::Fenced(Box::new(refused)))
+            }
+        }
+    }
+}
+
+fn is_write(request: &RequestInfo<'_>) -> bool {
+    request.is_resource_request()
+        && matches!(request.verb(), "create" | "update" | "patch" | "delete" | "deletecollection")
+        && !(request.api_group().is_empty() && CONNECTS.contains(&request.subresource()))
+}
+
+fn access(fence: &Fence, lock: Option<&Lock>, request: &RequestInfo<'_>) -> Access {
+    let (kind, namespace, name) =
+        ((request.api_group(), request.resource()), request.namespace(), request.name_in_path());
+    let is_lock = |lock: &Lock| LOCK_RESOURCES.contains(&kind) && lock.namespace == namespace && lock.name == name;
+    if lock.is_some_and(is_lock) {
+        return Access::Unfenced;
+    }
+    fence.access(kind, namespace, name)
+}
+
+/// Whether a write without a slot stays within the pod's share: the selector limits a collection, and of a new object
+/// of cluster scope only the API server knows the name.
+fn is_bounded(fence: &Fence, policy: &Policy, request: &RequestInfo<'_>) -> bool {
+    let limited = || policy.selector_for(request.api_group(), request.resource()).is_some();
+    fence.owner.is_some() && (request.verb() != "deletecollection" || limited())
+}
+
+/// Whether the request may create the lock. Only its body tells.
+fn may_create_lock(lock: Option<&Lock>, request: &RequestInfo<'_>) -> bool {
+    let may = |lock: &Lock| {
+        LOCK_RESOURCES.contains(&(request.api_group(), request.resource())) && lock.namespace == request.namespace()
+    };
+    request.verb() == "create" && request.name_in_path().is_empty() && lock.is_some_and(may)
+}
+
+impl fmt::Display for FencedWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.not_owned {
+            None => f.write_str("the objects are in slots that this pod does not own")?,
+            Some(NotOwned { slot, owner: Some(owner), .. }) => write!(f, "slot {slot} belongs to {owner:?} here")?,
+            Some(NotOwned { slot, owner: None, .. }) => write!(f, "slot {slot} belongs to nobody here for now")?,
+        }
+        match &self.pod_owner {
+            Some(owner) => write!(f, ", and this pod writes for {owner:?}")?,
+            None => f.write_str(", and this pod may write nothing for now")?,
+        }
+        write!(f, " (epoch {})", self.epoch)?;
+        match self.operator.split_once('/') {
+            Some((namespace, name)) => {
+                write!(f, "; see `kubectl get shardingconfig -n {namespace} {name} -o jsonpath={{.status.ownership}}`")
+            }
+            None => Ok(()),
+        }
+    }
+}
