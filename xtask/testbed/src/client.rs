@@ -34,6 +34,14 @@ impl ControlPlane {
         access::client(&self.kubeconfig()).await
     }
 
+    /// The same, at the API server of this number, from 0.
+    ///
+    /// # Errors
+    /// Where the kubeconfig cannot be read.
+    pub async fn client_of(&self, number: usize) -> Result<Client> {
+        access::client(&self.kubeconfig_of(number)).await
+    }
+
     /// Makes a namespace called `<prefix>-<random>`, so that tests do not meet.
     ///
     /// # Errors

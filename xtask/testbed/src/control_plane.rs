@@ -1,4 +1,4 @@
-//! One etcd and one kube-apiserver, and a kube-controller-manager where asked for.
+//! One etcd and one or more kube-apiservers, and a kube-controller-manager where asked for.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::{fs, io, thread};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::api_server::{ApiServer, Place, numbered};
 use crate::pki::Pki;
 use crate::supervise::{Folder, Supervised};
 use crate::tools::Tools;
@@ -20,22 +21,20 @@ const READY_WITHIN: Duration = Duration::from_mins(2);
 /// How often a start is tried: between our choice of a port and its use, another process may take it.
 const TRIES: u32 = 4;
 
-/// Every request, with who made it and what came of it; no bodies.
-const AUDIT_POLICY: &str =
-    "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
-
 /// The ports of etcd, for clients and for peers, and of the API server, where nobody else can have them.
 const WELL_KNOWN_PORTS: [u16; 3] = [2379, 2380, 6443];
-
-/// What an API server is told that has no nodes, and that only this machine may reach.
-const OF_A_LONE_SERVER: [&str; 3] =
-    ["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--authorization-mode=RBAC"];
 
 /// What a control plane is to have beside the usual.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Whether every request is logged to [`ControlPlane::audit_log`], and who did not believe the server. Default no.
     pub audit: bool,
+    /// Resources, as `plural.group`, of which the log has what each write made, too. Default none: no bodies.
+    pub audit_bodies: Vec<String>,
+    /// Addresses of this machine, not of loopback: an API server at each, behind one etcd, all of which the Service
+    /// `default/kubernetes` names. Default: one on loopback, that nothing names. A [`crate::Network`] has such
+    /// addresses.
+    pub addresses: Vec<Ipv4Addr>,
     /// Feature gates of the API server, as `Name=true`. Default none.
     pub feature_gates: Vec<String>,
     /// What of its API is served or not, as `group/version/resource=false`. Default what it serves by itself.
@@ -58,15 +57,12 @@ pub(crate) struct Location {
 pub struct ControlPlane {
     // Dropped in this order: the folder last.
     controller_manager: Option<Supervised>,
-    /// None while it is stopped.
-    apiserver: Option<Supervised>,
+    /// At least one.
+    servers: Vec<ApiServer>,
     etcd: Supervised,
     etcd_address: SocketAddr,
-    /// How the API server was started.
-    program: (PathBuf, Vec<String>),
     folder: Folder,
     pki: Pki,
-    url: String,
     location: Location,
 }
 
@@ -125,43 +121,59 @@ impl ControlPlane {
     fn start_once(tools: &Tools, options: &Options, location: &Location) -> Result<Self> {
         let folder = Folder::make().context("make a temporary folder")?;
         let path = folder.path();
-        let pki = Pki::make(&path.join("pki"), location.address).context("make certificates")?;
+        let addresses = match &options.addresses[..] {
+            [] => vec![location.address],
+            given => given.to_vec(),
+        };
+        let pki = Pki::make(&path.join("pki"), &addresses).context("make certificates")?;
         let [client, peer, secure] = match location.network {
             Some(_) => WELL_KNOWN_PORTS,
             None => free_ports()?,
         };
         let etcd = location.command(&tools.etcd, &etcd_arguments(path, client, peer));
         let etcd = Supervised::start(&etcd, &path.join("etcd.log")).context("start etcd")?;
-        let arguments = apiserver(path, &pki, options, location, (client, secure))?;
-        let mut this = Self {
-            controller_manager: None,
-            apiserver: None,
-            etcd,
-            etcd_address: (Ipv4Addr::LOCALHOST, client).into(),
-            program: (tools.apiserver.clone(), arguments),
-            url: format!("https://{}:{secure}", location.address),
-            folder,
-            pki,
-            location: location.clone(),
+        let etcd_address = SocketAddr::from((Ipv4Addr::LOCALHOST, client));
+        let of = |(number, address): (usize, &Ipv4Addr)| {
+            // All have one: the Service has one port for all.
+            let port = if options.addresses.is_empty() { secure } else { WELL_KNOWN_PORTS[2] };
+            let at = Place { number, address: *address, port, etcd: etcd_address };
+            ApiServer::new(&tools.apiserver, path, &pki, options, location, at)
         };
-        this.start_apiserver()?;
-        let kubeconfig = access::kubeconfig(&this.url, &this.pki.ca, &this.pki.admin);
-        fs::write(this.kubeconfig(), kubeconfig).context("write the kubeconfig")?;
-        this.wait_until_ready()?;
+        let servers = addresses.iter().enumerate().map(of).collect::<Result<_>>()?;
+        let location = location.clone();
+        let mut this = Self { controller_manager: None, servers, etcd, etcd_address, folder, pki, location };
+        for number in 0..this.servers.len() {
+            let kubeconfig = access::kubeconfig(this.servers[number].url(), &this.pki.ca, &this.pki.admin);
+            fs::write(this.kubeconfig_of(number), kubeconfig).context("write the kubeconfig")?;
+            this.start_apiserver(number)?;
+        }
+        for number in 0..this.servers.len() {
+            this.wait_until_ready(number)?;
+        }
         if options.controller_manager {
             this.start_controller_manager(tools)?;
         }
         Ok(this)
     }
 
-    /// The URL of the API server.
+    /// The URL of the first API server.
     pub fn url(&self) -> &str {
-        &self.url
+        self.servers[0].url()
     }
 
-    /// A kubeconfig with which one is a member of `system:masters`.
+    /// The URLs of all API servers, in the order of [`Options::addresses`].
+    pub fn urls(&self) -> impl Iterator<Item = &str> {
+        self.servers.iter().map(ApiServer::url)
+    }
+
+    /// A kubeconfig with which one is a member of `system:masters`, at the first API server.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.folder.path().join("kubeconfig")
+        self.kubeconfig_of(0)
+    }
+
+    /// The same, at the API server of this number, from 0.
+    pub fn kubeconfig_of(&self, number: usize) -> PathBuf {
+        self.folder.path().join(numbered("kubeconfig", number, ""))
     }
 
     /// The certificate, in PEM, that the API server's is signed with.
@@ -184,42 +196,50 @@ impl ControlPlane {
         self.folder.path()
     }
 
-    /// The audit log, one JSON event a line, where [`Options::audit`] asked for it.
+    /// The audit log of the first API server, one JSON event a line, where [`Options::audit`] asked for it.
     pub fn audit_log(&self) -> PathBuf {
-        self.folder.path().join("audit.log")
+        self.servers[0].audit_log().to_owned()
     }
 
-    /// Who dialled the API server since it was started and did not believe it, each as often as that happened, where
-    /// [`Options::audit`] asked for it: of these no request came.
+    /// The audit logs of all API servers, where [`Options::audit`] asked for them.
+    pub fn audit_logs(&self) -> impl Iterator<Item = &Path> {
+        self.servers.iter().map(ApiServer::audit_log)
+    }
+
+    /// Who dialled the first API server since it was started and did not believe it, each as often as that happened,
+    /// where [`Options::audit`] asked for it: of these no request came.
     ///
     /// # Errors
     /// Where its log cannot be read.
     pub fn unbelieving(&self) -> io::Result<Vec<IpAddr>> {
-        let log = fs::read(self.folder.path().join("kube-apiserver.log"))?;
+        let log = fs::read(self.servers[0].log())?;
         Ok(handshakes::unbelieving(&String::from_utf8_lossy(&log)))
     }
 
-    /// Kills the API server and starts it anew, as it was, and waits until it is ready. What was watched ends.
+    /// Kills the first API server and starts it anew, as it was, and waits until it is ready. What was watched ends.
     ///
     /// # Errors
     /// Where it does not become ready.
     pub fn restart_apiserver(&mut self) -> Result<()> {
-        self.restart_apiserver_after(|| Ok(()))
+        self.restart_apiserver_of(0, || Ok(()))
     }
 
-    /// The same, with something done while there is none.
-    pub(crate) fn restart_apiserver_after(&mut self, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.apiserver = None;
-        let address = self.url.strip_prefix("https://").unwrap_or_default();
+    /// The same of the API server of this number, from 0, with something done while there is none.
+    ///
+    /// # Errors
+    /// As [`Self::restart_apiserver`], and those of `meanwhile`.
+    pub fn restart_apiserver_of(&mut self, number: usize, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.servers[number].kill();
+        let address = self.servers[number].url().trim_start_matches("https://").to_owned();
         let deadline = Instant::now() + READY_WITHIN;
         // The one that was killed may hold it for a moment.
-        while TcpStream::connect(address).is_ok() {
+        while TcpStream::connect(&address).is_ok() {
             ensure!(Instant::now() < deadline, "{address} is not free");
             thread::sleep(Duration::from_millis(20));
         }
         meanwhile()?;
-        self.start_apiserver()?;
-        self.wait_until_ready()
+        self.start_apiserver(number)?;
+        self.wait_until_ready(number)
     }
 
     /// Makes etcd forget all versions but the last.
@@ -230,29 +250,24 @@ impl ControlPlane {
         etcd::compact(self.etcd_address).context("compact etcd")
     }
 
-    fn start_apiserver(&mut self) -> Result<()> {
-        let (program, arguments) = &self.program;
-        let command = self.location.command(program, arguments);
-        let log = self.folder.path().join("kube-apiserver.log");
-        let started = Supervised::start(&command, &log).context("start kube-apiserver")?;
-        self.apiserver = Some(started);
-        Ok(())
+    fn start_apiserver(&mut self, number: usize) -> Result<()> {
+        self.servers[number].start(&self.location).context("start kube-apiserver")
     }
 
-    fn wait_until_ready(&mut self) -> Result<()> {
+    fn wait_until_ready(&mut self, number: usize) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
-        access::until(&self.kubeconfig(), async |client| {
+        let server = numbered("kube-apiserver", number, "");
+        access::until(&self.kubeconfig_of(number), async |client| {
             if access::is_ready(client).await {
                 return Ok(Some(()));
             }
-            let apiserver = self.apiserver.as_mut().is_some_and(Supervised::runs);
-            for (name, runs) in [("etcd", self.etcd.runs()), ("kube-apiserver", apiserver)] {
+            for (name, runs) in [("etcd", self.etcd.runs()), (&*server, self.servers[number].runs())] {
                 ensure!(runs, "{name} ended before it was ready:\n{}", self.folder.log(name));
             }
             ensure!(
                 Instant::now() <= deadline,
-                "kube-apiserver is not ready after {READY_WITHIN:?}:\n{}",
-                self.folder.log("kube-apiserver")
+                "{server} is not ready after {READY_WITHIN:?}:\n{}",
+                self.folder.log(&server)
             );
             Ok(None)
         })
@@ -308,62 +323,6 @@ fn etcd_arguments(folder: &Path, client: u16, peer: u16) -> Vec<String> {
         format!("--initial-cluster=default={peer}"),
         "--unsafe-no-fsync".to_owned(),
         "--log-level=warn".to_owned(),
-    ]
-}
-
-fn apiserver(
-    folder: &Path,
-    pki: &Pki,
-    options: &Options,
-    location: &Location,
-    (etcd, secure): (u16, u16),
-) -> Result<Vec<String>> {
-    let mut arguments = vec![
-        format!("--etcd-servers=http://127.0.0.1:{etcd}"),
-        format!("--secure-port={secure}"),
-        format!("--cert-dir={}", folder.join("apiserver").display()),
-        format!("--tls-cert-file={}", pki.server.certificate.display()),
-        format!("--tls-private-key-file={}", pki.server.key.display()),
-        format!("--client-ca-file={}", pki.ca.display()),
-        format!("--service-account-key-file={}", pki.service_account_public_key.display()),
-        format!("--service-account-signing-key-file={}", pki.service_account_key.display()),
-        format!("--advertise-address={}", location.address),
-        "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-        "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
-        "--allow-privileged".to_owned(),
-    ];
-    arguments.extend(match location.network {
-        Some(_) => of_a_cluster(pki),
-        None => OF_A_LONE_SERVER.map(str::to_owned).to_vec(),
-    });
-    if !options.feature_gates.is_empty() {
-        arguments.push(format!("--feature-gates={}", options.feature_gates.join(",")));
-    }
-    if !options.runtime_config.is_empty() {
-        arguments.push(format!("--runtime-config={}", options.runtime_config.join(",")));
-    }
-    if options.audit {
-        let policy = folder.join("audit-policy.yaml");
-        fs::write(&policy, AUDIT_POLICY).context("write the audit policy")?;
-        arguments.push(format!("--audit-policy-file={}", policy.display()));
-        arguments.push(format!("--audit-log-path={}", folder.join("audit.log").display()));
-        // In MB: it stays one file, in which everything is.
-        arguments.push("--audit-log-maxsize=4000".to_owned());
-        arguments.push(handshakes::LOGGED.to_owned());
-    }
-    Ok(arguments)
-}
-
-/// What an API server needs that has nodes.
-fn of_a_cluster(pki: &Pki) -> Vec<String> {
-    vec![
-        "--bind-address=0.0.0.0".to_owned(),
-        "--authorization-mode=Node,RBAC".to_owned(),
-        "--enable-admission-plugins=NodeRestriction".to_owned(),
-        format!("--kubelet-client-certificate={}", pki.admin.certificate.display()),
-        format!("--kubelet-client-key={}", pki.admin.key.display()),
-        format!("--kubelet-certificate-authority={}", pki.ca.display()),
-        "--kubelet-preferred-address-types=InternalIP".to_owned(),
     ]
 }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod supervise;
+mod network;
 mod skip;
 mod tools;
 mod wait;
@@ -17,6 +18,8 @@ mod etcd;
 
 mod handshakes;
 
+mod api_server;
+
 mod control_plane;
 
 mod client;
@@ -25,9 +28,12 @@ mod node;
 
 mod cluster;
 
+pub mod witness;
+
 pub use client::{BoundToken, retry};
 pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
+pub use network::{Entered, Network};
 pub use node::{ExistingNode, Node, Program, State};
 pub use skip::skipped;
 pub use supervise::{folder_prefix, started};

@@ -184,7 +184,7 @@ impl Node {
     /// Where it does not come back.
     pub fn reboot(&mut self) -> Result<()> {
         let supervisor = &mut self.supervisor;
-        self.control_plane.restart_apiserver_after(|| Ok(supervisor.reboot()?))?;
+        self.control_plane.restart_apiserver_of(0, || Ok(supervisor.reboot()?))?;
         let kubeconfig = self.control_plane.kubeconfig();
         let last = access::until(&kubeconfig, async |client| Ok(Some(heartbeat(client).await?)))?;
         let deadline = Instant::now() + READY_WITHIN;

@@ -45,17 +45,17 @@ pub(crate) struct Pair {
 }
 
 impl Pki {
-    /// Makes what every control plane needs in `folder`; its API server also answers to `address`.
+    /// Makes what every control plane needs in `folder`; its API servers also answer to `addresses`.
     ///
     /// # Errors
     /// Where a file cannot be written.
-    pub(crate) fn make(folder: &Path, address: Ipv4Addr) -> io::Result<Self> {
+    pub(crate) fn make(folder: &Path, addresses: &[Ipv4Addr]) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let authority = authority()?;
         let ca = folder.join("ca.crt");
         fs::write(&ca, authority.pem())?;
         let mut names = SERVER_NAMES.map(String::from).to_vec();
-        names.push(address.to_string());
+        names.extend(addresses.iter().map(ToString::to_string));
         let (service_account_key, service_account_public_key) =
             (folder.join("service-account.key"), folder.join("service-account.pub"));
         let signer = key()?;

@@ -2,6 +2,7 @@
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,12 +10,13 @@ use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::slots::fnv1a;
-use ctrlmesh_testbed::{ControlPlane, Options, folder_prefix};
+use ctrlmesh_testbed::{ControlPlane, Network, Options, folder_prefix, skipped};
 use k8s_openapi::List;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
-use kube::api::{Api, PostParams};
+use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 use xtask::tools;
 
@@ -116,6 +118,45 @@ async fn two_control_planes_at_once_do_not_see_each_other() -> Result<()> {
     Api::namespaced(other.client().await?, &namespace).create(&PostParams::default(), &map).await?;
     let shared: Api<ConfigMap> = Api::namespaced(ControlPlane::shared().client().await?, &namespace);
     ensure!(shared.get_opt("here").await?.is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_api_servers_share_one_etcd_and_a_service() -> Result<()> {
+    let addresses = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
+    let network = match Network::make(&addresses) {
+        Ok(network) => network,
+        Err(error) if tools::on_path("ip") => return Err(error),
+        Err(error) => return Ok(skipped("two_api_servers_share_one_etcd_and_a_service", &format!("{error:#}"))?),
+    };
+    let _entered = network.enter()?;
+    let audit_bodies = vec!["configmaps".to_owned()];
+    let options = Options { audit: true, audit_bodies, addresses: addresses.to_vec(), ..Options::default() };
+    let mut plane = ControlPlane::start(&options)?;
+    let urls: Vec<String> = plane.urls().map(str::to_owned).collect();
+    assert_eq!(urls, ["https://192.0.2.1:6443", "https://192.0.2.2:6443"]);
+    let namespace = plane.namespace("two").await?;
+    let first: Api<ConfigMap> = Api::namespaced(plane.client().await?, &namespace);
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "by-the-first"}}))?;
+    first.create(&PostParams::default(), &map).await?;
+    let second = plane.client_of(1).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(second.clone(), &namespace);
+    let made = maps.get("by-the-first").await?;
+    maps.delete("by-the-first", &DeleteParams::default()).await?;
+    let slices: Api<EndpointSlice> = Api::namespaced(second, "default");
+    let both = || async {
+        let slice = slices.get("kubernetes").await?;
+        let named: Vec<String> =
+            slice.endpoints.into_iter().flatten().flat_map(|endpoint| endpoint.addresses).collect();
+        ensure!(named == addresses.map(|address| address.to_string()), "{named:?}");
+        Ok(())
+    };
+    ctrlmesh_testbed::retry(both).await?;
+    plane.restart_apiserver_of(1, || Ok(()))?;
+    let logs: Vec<String> = plane.audit_logs().map(fs::read_to_string).collect::<std::io::Result<_>>()?;
+    let version = format!(r#""resourceVersion":"{}""#, made.metadata.resource_version.context("a version")?);
+    ensure!(logs[0].contains(&version) && !logs[1].contains(r#""verb":"create","user":{"username":"admin""#));
+    ensure!(logs[1].lines().any(|line| line.contains(r#""verb":"delete""#) && line.contains("by-the-first")));
     Ok(())
 }
 
