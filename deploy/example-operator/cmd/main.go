@@ -2,13 +2,18 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"os"
+	"os/signal"
+	"syscall"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -28,13 +33,18 @@ func init() {
 }
 
 func main() {
-	var metricsAddr, probeAddr string
-	var leaderElect bool
+	var metricsAddr, probeAddr, lockNamespace string
+	var leaderElect, ignoreSigterm bool
+	var uncached time.Duration
 	var concurrent int
 	flag.StringVar(&metricsAddr, "metrics-bind-address", ":8080", "The address the metrics endpoint binds to.")
 	flag.StringVar(&probeAddr, "health-probe-bind-address", ":8081", "The address the probe endpoint binds to.")
 	flag.BoolVar(&leaderElect, "leader-elect", false, "Let one replica at a time be active.")
+	flag.StringVar(&lockNamespace, "leader-election-namespace", "", "Where the lock is, if not where the operator runs.")
 	flag.IntVar(&concurrent, "max-concurrent-reconciles", 2, "How many websites are worked on at once.")
+	flag.DurationVar(&uncached, "uncached", 0,
+		"Read without a cache, write by server-side apply, and reconcile each website this often; 0 is off.")
+	flag.BoolVar(&ignoreSigterm, "ignore-sigterm", false, "Work on after SIGTERM, until killed.")
 	opts := zap.Options{}
 	opts.BindFlags(flag.CommandLine)
 	flag.Parse()
@@ -46,17 +56,14 @@ func main() {
 		HealthProbeBindAddress:        probeAddr,
 		LeaderElection:                leaderElect,
 		LeaderElectionID:              "websites.web.example.com",
+		LeaderElectionNamespace:       lockNamespace,
 		LeaderElectionReleaseOnCancel: true,
 	})
 	if err != nil {
 		setupLog.Error(err, "unable to create the manager")
 		os.Exit(1)
 	}
-	if err := (&controller.WebsiteReconciler{
-		Client:                  mgr.GetClient(),
-		Recorder:                mgr.GetEventRecorder("website-controller"),
-		MaxConcurrentReconciles: concurrent,
-	}).SetupWithManager(mgr); err != nil {
+	if err := setUp(mgr, uncached, concurrent); err != nil {
 		setupLog.Error(err, "unable to create the controller")
 		os.Exit(1)
 	}
@@ -69,8 +76,37 @@ func main() {
 		os.Exit(1)
 	}
 	setupLog.Info("starting")
-	if err := mgr.Start(ctrl.SetupSignalHandler()); err != nil {
+	if err := mgr.Start(untilSigterm(ignoreSigterm)); err != nil {
 		setupLog.Error(err, "the manager ended")
 		os.Exit(1)
 	}
+}
+
+// setUp registers the controller, cached or not.
+func setUp(mgr ctrl.Manager, uncached time.Duration, concurrent int) error {
+	if uncached == 0 {
+		return (&controller.WebsiteReconciler{
+			Client:                  mgr.GetClient(),
+			Recorder:                mgr.GetEventRecorder("website-controller"),
+			MaxConcurrentReconciles: concurrent,
+		}).SetupWithManager(mgr)
+	}
+	direct, err := client.New(mgr.GetConfig(), client.Options{Scheme: scheme, HTTPClient: mgr.GetHTTPClient()})
+	if err != nil {
+		return err
+	}
+	return (&controller.UncachedReconciler{
+		Client:                  direct,
+		RequeueAfter:            uncached,
+		MaxConcurrentReconciles: concurrent,
+	}).SetupWithManager(mgr)
+}
+
+// untilSigterm ends with SIGTERM, or never where that is ignored.
+func untilSigterm(ignored bool) context.Context {
+	if ignored {
+		signal.Ignore(syscall.SIGTERM)
+		return context.Background()
+	}
+	return ctrl.SetupSignalHandler()
 }
