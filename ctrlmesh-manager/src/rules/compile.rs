@@ -118,10 +118,13 @@ impl CompiledPolicy {
         Self { shard, operator, version, policy, kept: Kept::default() }
     }
 
-    /// Adds what depends on the pod.
-    fn of(mut self, pod: &Member) -> Self {
+    /// Adds what depends on the pod. `owners` is the operator's table, which says for whom the pod writes.
+    fn of(mut self, pod: &Member, owners: Option<&Ownership>) -> Self {
         self.policy.redirect = pod.redirect;
         self.policy.fail_open = pod.fail_open;
+        if let Some(fence) = self.policy.fence.as_mut().filter(|_| !pod.uid.is_empty()) {
+            fence.owner = owners.and_then(|table| table.pod_uids.get(&pod.uid)).cloned();
+        }
         let container = pod.container.clone();
         self.policy.container = container.filter(|_| pod.redirect == Redirect::Sidecar);
         self.kept = Kept::default();
@@ -166,10 +169,12 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, CompiledPolicy>) -> 
         }
         let told = match shards[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
-            [] => Some(CompiledPolicy::nothing().of(pod)),
+            [] => Some(CompiledPolicy::nothing().of(pod, None)),
             [(at, shard)] => match &contents[at] {
                 Some(policies) => policies.get(shard).map(|policy| {
-                    let mut told = operators[at].tells(shard, policy).of(pod);
+                    let record = compiled.operators.get(&operators[at].full_name());
+                    let owners = record.and_then(|record| record.ownership.as_ref());
+                    let mut told = operators[at].tells(shard, policy).of(pod, owners);
                     told.kept.0 = Some(written[at].of(shard, pod, &told.policy));
                     told
                 }),

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ctrlmesh_common::api::{Root, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::api::{FenceMode, Root, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::{Fence, Policy};
+use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::share;
+use ctrlmesh_common::slots::NamespaceHash;
 
 use super::placement::{Placement, namespace};
 use super::{CompiledPolicy, Trouble, World};
@@ -29,17 +31,15 @@ enum Division<'a> {
     Root {
         shards: Vec<Shard>,
         placement: Placement<'a>,
+        /// UIDs of the operator's pods, each with its shard.
+        pod_uids: BTreeMap<String, String>,
+        hash: NamespaceHash,
     },
     /// An invalid root. Its shards are known by the prefix of their names only.
-    Unknown {
-        prefix: String,
-    },
+    Unknown { prefix: String },
     /// A standalone shard. It is without a selector if the config is invalid. `placement` is that of the
     /// inactive root which made it.
-    Alone {
-        selector: Option<Selector>,
-        placement: Option<Arc<Placement<'a>>>,
-    },
+    Alone { selector: Option<Selector>, placement: Option<Arc<Placement<'a>>> },
 }
 
 /// The operators by namespace and name, and the problems of their ShardingConfigs.
@@ -128,7 +128,7 @@ impl Operator<'_> {
             return None;
         }
         match &self.division {
-            Division::Root { shards, placement } => {
+            Division::Root { shards, placement, .. } => {
                 let shard = placement.pods().get(&pod.name.name)?;
                 shards.iter().find(|one| one.share.name == *shard).map(|shard| &shard.config)
             }
@@ -146,7 +146,7 @@ impl Operator<'_> {
             return None;
         }
         match &self.division {
-            Division::Root { shards, placement } => {
+            Division::Root { shards, placement, .. } => {
                 let name = placement.shard_for(pod, members)?;
                 shards.iter().find(|shard| shard.share.name == name).map(|shard| &shard.config)
             }
@@ -175,6 +175,8 @@ impl Operator<'_> {
         let of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
+            let fence = self.fence(name(config));
+            let policy = Policy { fence, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
             Ok((name(config).to_owned(), policy))
         };
@@ -224,8 +226,19 @@ impl Operator<'_> {
 
     /// The ownership table of a root, without an epoch.
     pub(super) fn table(&self) -> Option<Ownership> {
-        let Division::Root { shards, placement } = &self.division else { return None };
-        Some(shard::table(shards, placement.pods()))
+        let Division::Root { shards, placement, pod_uids, .. } = &self.division else { return None };
+        Some(Ownership { pod_uids: pod_uids.clone(), ..shard::table(shards, placement.pods()) })
+    }
+
+    /// The fence of a shard's pods, by the table of a root whose pods are fenced.
+    fn fence(&self, shard: &str) -> Option<Fence> {
+        let Division::Root { hash, .. } = &self.division else { return None };
+        let rule = self.config.spec.root.as_ref().filter(|rule| rule.fence != Some(FenceMode::Off))?;
+        let divided = &rule.resource_selector;
+        let everything = divided.iter().any(|one| one.relate_resources.is_empty());
+        let resources = divided.iter().filter(|_| !everything).flat_map(|one| &one.relate_resources);
+        let fence = Fence::of(&self.table()?, "", *hash, resources.map(ResourceMatch::from).collect());
+        Some(Fence { operator: self.full_name(), owner: Some(shard.to_owned()), ..fence })
     }
 
     /// Shards of a root without a pod that stays.
@@ -259,7 +272,10 @@ fn divided<'a>(
 ) -> Operator<'a> {
     let divided = shards.iter().map(|shard| shard.share.clone()).collect();
     let placement = Placement::of_active_root(root, rule, divided, near, world);
-    Operator { valid: true, config: root, division: Division::Root { shards, placement } }
+    let uid = |pod: &&Member| Some((pod.uid.clone(), placement.pods().get(&pod.name.name)?.clone()));
+    let pod_uids = near.iter().filter(|pod| !pod.uid.is_empty()).filter_map(uid).collect();
+    let hash = world.labelling.hash;
+    Operator { valid: true, config: root, division: Division::Root { shards, placement, pod_uids, hash } }
 }
 
 fn undivided<'a>(root: &'a ShardingConfig, rule: &Root) -> Operator<'a> {

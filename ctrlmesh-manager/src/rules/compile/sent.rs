@@ -26,7 +26,7 @@ pub(super) struct Kept(pub(super) Option<Arc<Sent>>);
 #[derive(Debug, Default)]
 pub(super) struct Written<'a>(BTreeMap<Variant<'a>, Arc<Sent>>);
 
-type Variant<'a> = (&'a str, u8, bool, Option<&'a str>);
+type Variant<'a> = (&'a str, u8, bool, Option<&'a str>, Option<String>);
 
 impl Sent {
     pub(super) fn of(policy: &Policy) -> Self {
@@ -51,7 +51,8 @@ impl<'a> Written<'a> {
             Redirect::Nowhere => 2,
         };
         let container = pod.container.as_deref().filter(|_| policy.container.is_some());
-        let variant = (shard, redirect, pod.fail_open, container);
+        let owner = policy.fence.as_ref().and_then(|fence| fence.owner.clone());
+        let variant = (shard, redirect, pod.fail_open, container, owner);
         self.0.entry(variant).or_insert_with(|| Arc::new(Sent::of(policy))).clone()
     }
 }

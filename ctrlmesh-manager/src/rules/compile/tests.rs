@@ -106,6 +106,50 @@ fn a_policy_is_serialised_once_for_all_pods_that_share_it() {
 }
 
 #[test]
+fn pods_of_a_root_are_fenced_by_its_table() {
+    let rule = |more: &str| {
+        let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+        root(&format!("{rule}{more}"))
+    };
+    let pods = ["op-0", "op-1"].map(|name| Member { uid: format!("u-{name}"), ..pod(name, &[]) });
+    let fences = |text: String| {
+        let compiled = compiled(&[text], &pods, &Compiled::default());
+        let table = compiled.operators["ops/root"].ownership.clone().unwrap();
+        let policies = compiled.policies.into_values();
+        (table, policies.map(|told| (told.shard.unwrap(), told.policy.fence)).collect::<Vec<_>>())
+    };
+    let (table, fenced) = fences(rule(""));
+    assert_eq!(table.pod_uids.len(), 2);
+    for (shard, fence) in &fenced {
+        let fence = fence.as_ref().unwrap();
+        assert_eq!((fence.operator.as_str(), fence.owner.as_ref()), ("ops/root", Some(shard)));
+        assert_eq!((&fence.slots, &fence.namespaces), (&table.slots, &table.namespaces));
+        assert_eq!(fence.resources, [], "every kind");
+    }
+    let divided = ", resourceSelector: [{relateResources: [{apiGroups: [''], resources: [pods]}]}";
+    let (_, fenced) = fences(rule(&format!("{divided}]")));
+    assert!(fenced.iter().all(|(_, fence)| fence.as_ref().unwrap().resources.len() == 1));
+    let (_, fenced) = fences(rule(", resourceSelector: [{selector: {matchLabels: {a: b}}}]"));
+    assert!(fenced.iter().all(|(_, fence)| fence.as_ref().unwrap().resources.is_empty()));
+    let (_, fenced) = fences(rule(", fence: 'Off'"));
+    assert!(fenced.iter().all(|(_, fence)| fence.is_none()));
+    let alone = compiled(&[shard("a", "{team: a}")], &[pod("p", &[("shard", "a")])], &Compiled::default());
+    assert!(alone.policies.values().all(|told| told.policy.fence.is_none()));
+}
+
+#[test]
+fn switching_the_fence_is_a_new_epoch() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let pods = [Member { uid: "u".to_owned(), ..pod("op-0", &[]) }];
+    let first = compiled(&[root(rule)], &pods, &Compiled::default());
+    let status = status(&first, "ops/root");
+    let same = compiled(&[root(rule) + &status], &pods, &first);
+    assert_eq!(epochs(&same), epochs(&first));
+    let off = compiled(&[root(&format!("{rule}, fence: 'Off'")) + &status], &pods, &first);
+    assert_eq!(epochs(&off), [("op-0", 2)]);
+}
+
+#[test]
 fn a_new_pod_keeps_the_epoch_and_a_moved_one_raises_it() {
     let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
     let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
