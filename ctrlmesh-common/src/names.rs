@@ -31,6 +31,10 @@ pub mod label {
     pub const SHARDING_CONFIG_INJECTED: &str = "ctrlmesh.kusionstack.io/sharding-config-injected";
     /// On a `ShardingConfig`: the root that made them.
     pub const AUTO_SHARDING_ROOT: &str = "ctrlmesh.kusionstack.io/auto-sharding-root";
+    /// On the objects of a fence in the API server: the namespace of its root.
+    pub const FENCE_NAMESPACE: &str = "ctrlmesh.kusionstack.io/fence-namespace";
+    /// On the objects of a fence in the API server: the name of its root.
+    pub const FENCE_ROOT: &str = "ctrlmesh.kusionstack.io/fence-root";
     /// On any resource of ours: `"true"` skips the admission webhook.
     pub const IGNORE_VALIDATE: &str = "ctrlmesh.kusionstack.io/ignore-validate";
     /// On pods: `"true"` leaves the arguments of their containers alone where a kubeconfig is given to them.
@@ -48,7 +52,7 @@ pub mod label {
     pub const STATEFULSET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 }
 
-/// Keys of annotations on pods.
+/// Keys of annotations, all but the last on pods.
 pub mod annotation {
     /// How connections reach the proxy: `ebpf`, `env` or `kubeconfig`.
     pub const INTERCEPTION: &str = "ctrlmesh.kusionstack.io/interception";
@@ -65,6 +69,8 @@ pub mod annotation {
     pub const INJECTED: &str = "ctrlmesh.kusionstack.io/injected";
     /// The kubeconfig that the pod's containers read; set by the manager.
     pub const KUBECONFIG: &str = "ctrlmesh.kusionstack.io/kubeconfig";
+    /// On a root, in a dry run: the fence in the API server refuses it, and says what it enforces. Never stored.
+    pub const FENCE_PROBE: &str = "ctrlmesh.kusionstack.io/fence-probe";
 }
 
 /// `ConfigMaps` that hold a CA, one of each in every namespace with enrolled pods, and their keys.
@@ -239,6 +245,9 @@ mod tests {
             (annotation::ENV_INJECT, "env-inject"),
             (annotation::INJECTED, "injected"),
             (annotation::KUBECONFIG, "kubeconfig"),
+            (annotation::FENCE_PROBE, "fence-probe"),
+            (label::FENCE_NAMESPACE, "fence-namespace"),
+            (label::FENCE_ROOT, "fence-root"),
         ];
         for (key, name) in keys {
             assert_eq!(key, format!("ctrlmesh.kusionstack.io/{name}"));

@@ -9,7 +9,7 @@ use ctrlmesh_runtime::admin::{Admin, Probes};
 use ctrlmesh_runtime::listen::{ListenError, listen};
 use ctrlmesh_runtime::termination::Termination;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
-use kube::Client;
+use kube::{Client, Config};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -95,6 +95,7 @@ struct Startup {
     args: RunArgs,
     labelling: Labelling,
     client: Client,
+    api_config: Config,
     background: Client,
     cluster_ca: ClusterCa,
     metrics: Metrics,
@@ -118,7 +119,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let config = api_client::config(&args).await?;
     let cluster_ca = ClusterCa::of(&config);
     let client = api_client::client(config.clone())?;
-    let background = api_client::client(api_client::background(config, &args))?;
+    let background = api_client::client(api_client::background(config.clone(), &args))?;
     let drain = Drain::default();
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
@@ -132,6 +133,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
         args: args.clone(),
         labelling,
         client,
+        api_config: config,
         background,
         cluster_ca,
         metrics,
@@ -185,6 +187,7 @@ impl Startup {
             store: Arc::default(),
             placement: Arc::new(Placement::new(posted.subscribe())),
             posted,
+            fences: watch::Sender::default(),
             leader: LeaderClient::default(),
             webhook_client: webhook_client(&self.args, webhook.port()),
             trust_bundle: Arc::new(bundle),
@@ -192,6 +195,7 @@ impl Startup {
             args: Arc::new(self.args),
             labelling: self.labelling,
             client: self.client,
+            api_config: self.api_config,
             leadership,
             ca_store,
             readiness: self.readiness,

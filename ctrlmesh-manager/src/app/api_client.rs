@@ -3,10 +3,12 @@
 //! Every request ends: if the API server hangs, or a connection is lost without a sign, the request fails and its
 //! caller retries.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::HeaderValue;
 use http::header::USER_AGENT;
+use http::uri::InvalidUri;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -20,6 +22,9 @@ const AGENT: &str = concat!("ctrlmesh-manager/", env!("CARGO_PKG_VERSION"));
 
 /// User agent of requests that can wait: those that label existing objects.
 const BACKGROUND: &str = concat!("ctrlmesh-manager-background/", env!("CARGO_PKG_VERSION"));
+
+/// A name that every API server's certificate has.
+const NAME: &str = "kubernetes.default.svc";
 
 /// Limit for the begin of an answer. The API server gives up by itself after a minute.
 const ANSWER: Duration = Duration::from_secs(65);
@@ -69,6 +74,20 @@ pub fn client(mut config: Config) -> Result<Client, ReachError> {
     config.reset_reader_on_write = true;
     let builder = ClientBuilder::try_from(config).map_err(|error| ReachError(error.into()))?;
     Ok(builder.with_layer(&TimeoutLayer::new(ANSWER)).build())
+}
+
+/// A client of the one API server at `address`, however the configuration reaches them. Each of them has a certificate
+/// for the name [`NAME`].
+///
+/// # Errors
+/// If the configuration is unusable.
+pub fn at(config: &Config, address: SocketAddr) -> Result<Client, ReachError> {
+    let scheme = config.cluster_url.scheme_str().unwrap_or("https");
+    let url = format!("{scheme}://{address}").parse().map_err(|error: InvalidUri| ReachError(error.into()))?;
+    let mut config = config.clone();
+    config.cluster_url = url;
+    (config.tls_server_name, config.proxy_url) = (Some(NAME.to_owned()), None);
+    client(config)
 }
 
 /// The same configuration with this user agent.

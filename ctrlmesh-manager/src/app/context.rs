@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
-use kube::Client;
+use kube::{Client, Config};
 use tokio::sync::watch;
 
 use crate::admission::placement::Placement;
@@ -13,6 +13,7 @@ use crate::cluster::plan::Plan;
 use crate::config::RunArgs;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
+use crate::ownership::fence_state::States;
 use crate::push::policy_store::PolicyStore;
 use crate::push::service::LeaderClient;
 use crate::readiness::Readiness;
@@ -23,10 +24,14 @@ pub struct Context {
     pub args: Arc<RunArgs>,
     pub labelling: Labelling,
     pub client: Client,
+    /// That of the client.
+    pub api_config: Config,
     pub store: Arc<PolicyStore>,
     /// The plan of the stored policies.
     pub posted: watch::Sender<Option<Arc<Plan>>>,
     pub placement: Arc<Placement>,
+    /// What the fences of roots have been shown to enforce.
+    pub fences: watch::Sender<Arc<States>>,
     pub leadership: Leadership,
     pub leader: LeaderClient,
     pub ca_store: Arc<CaStore>,

@@ -18,6 +18,7 @@ use tokio::time;
 use tracing::warn;
 
 use crate::admission::webhook::Route;
+use crate::app::api_client::{self, ReachError};
 use crate::app::context::Context;
 use crate::cluster::cache::Cache;
 use crate::cluster::plan::{self, Plan, Plans};
@@ -25,12 +26,14 @@ use crate::labels::migration::{Migration, MigrationMetrics, MigrationNotice};
 use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, Progress, RateLimit};
 use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
+use crate::ownership::FenceKeeper;
 use crate::push::policy_store::{self, PolicyStore, Posted, Receipt};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::{Member, PodName};
 use crate::status::cluster_writer::ClusterWriter;
 use crate::status::compute::{Contact, Unlabelled};
 use crate::status::status_writer::StatusWriter;
+use crate::telemetry;
 
 mod webhook_routes;
 
@@ -76,14 +79,46 @@ pub(super) fn start(
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || receipts.contacts(),
         unlabelled: move || reported.unlabelled(),
+        fences: context.fences.subscribe(),
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
+    keep_fences(context, &cache, &plans);
     let status_writer = StatusWriter::default();
     drain.spawn_until_started(replica_list(context, status_writer.clone()).run());
     migrate_labels(context, labels.clone(), plans.clone(), status_writer, migration_metrics);
     keep_labels(context, background, labels, label_metrics);
     webhook_routes::routes(context, &plans, &cache)
+}
+
+/// Keeps the fences in the API server, and asks what they enforce, while this replica leads.
+fn keep_fences(context: &Context, cache: &Arc<Cache>, plans: &Plans) {
+    let (mut leadership, config) = (context.leadership.clone(), context.api_config.clone());
+    let (states, held) = (context.fences.clone(), leadership.clone());
+    let keeper = FenceKeeper {
+        client: context.client.clone(),
+        namespace: context.args.namespace.clone(),
+        cache: Arc::clone(cache),
+        plans: plans.clone(),
+        dial: move |address| {
+            let failed = |error: &ReachError| warn!(%address, error = telemetry::chain(error), "not dialled");
+            api_client::at(&config, address).inspect_err(failed).ok()
+        },
+        may_write: move || held.is_held(),
+        states: states.clone(),
+    };
+    context.drain.spawn_until_started(async move {
+        loop {
+            leadership.acquired().await;
+            let mut here = Leadership::clone(&leadership);
+            tokio::select! {
+                () = keeper.lead() => {}
+                // Another replica leads now.
+                () = here.lost() => {}
+            }
+            states.send_replace(Arc::default());
+        }
+    });
 }
 
 /// What labelling and migration share.

@@ -13,7 +13,7 @@ use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
 use ctrlmesh_runtime::sync::lock;
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
@@ -29,7 +29,7 @@ use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
 use crate::rules::compile::World;
 use crate::rules::label_scheme::{Scheme, SchemeError};
-use crate::rules::pod::{self, Member};
+use crate::rules::pod::{self, Member, SetInfo};
 use crate::rules::shard::Labelling;
 use crate::telemetry;
 
@@ -66,6 +66,10 @@ pub struct Snapshot {
     pub namespaces: BTreeSet<String>,
     /// By `NAMESPACE/NAME` of the StatefulSet.
     pub first_ordinals: BTreeMap<String, u32>,
+    /// The service account in the template, by `NAMESPACE/NAME` of the StatefulSet.
+    pub set_accounts: BTreeMap<String, String>,
+    /// The same, by `NAMESPACE/NAME` of the Deployment.
+    pub deployment_accounts: BTreeMap<String, String>,
     pub served: Arc<ServedResources>,
     /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
     pub listed: Option<String>,
@@ -77,7 +81,9 @@ struct State {
     configs: ObjectStore<ShardingConfig>,
     members: ObjectStore<Member>,
     namespaces: ObjectStore<NamespaceInfo>,
-    first_ordinals: ObjectStore<u32>,
+    sets: ObjectStore<SetInfo>,
+    /// The service account of each.
+    deployments: ObjectStore<String>,
     served: Arc<ServedResources>,
     schemes: ObjectStore<Option<LabelsStatus>>,
     /// Not part of `synced`: it only serves warnings.
@@ -117,12 +123,7 @@ impl Cache {
         ));
         drain.spawn_until_started(this().follow_served(client.clone()));
         this().watch_scheme(client, drain);
-        let sets = watcher(Api::<StatefulSet>::all(client.clone()), config);
-        drain.spawn_until_started(this().follow(
-            sets,
-            |state| &mut state.first_ordinals,
-            |set| pod::first_ordinal(&set),
-        ));
+        this().watch_workloads(client, &config, drain);
         cache
     }
 
@@ -140,6 +141,21 @@ impl Cache {
         let one = Config::default().fields(&format!("metadata.name={MANAGER_STATE}"));
         let states = watcher(Api::<ManagerState>::all(client.clone()), one);
         drain.spawn_until_started(self.follow(states, |state| &mut state.schemes, read_labels));
+    }
+
+    fn watch_workloads(self: Arc<Self>, client: &Client, config: &Config, drain: &Drain) {
+        let sets = watcher(Api::<StatefulSet>::all(client.clone()), config.clone());
+        drain.spawn_until_started(Arc::clone(&self).follow(
+            sets,
+            |state| &mut state.sets,
+            |set| (full_name(&set), SetInfo::from(&set)),
+        ));
+        let deployments = watcher(Api::<Deployment>::all(client.clone()), config.clone());
+        drain.spawn_until_started(self.follow(
+            deployments,
+            |state| &mut state.deployments,
+            |one| (full_name(&one), pod::template_account(one.spec.as_ref().map(|spec| &spec.template))),
+        ));
     }
 
     /// Watches the list of labelled kinds in namespace `own`. Only the account of `client` may read it.
@@ -173,11 +189,25 @@ impl Cache {
             configs: state.configs.current.values().cloned().collect(),
             members: state.members.current.values().cloned().collect(),
             namespaces: state.namespaces.current.keys().cloned().collect(),
-            first_ordinals: state.first_ordinals.current.clone(),
+            first_ordinals: state.sets.current.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
+            set_accounts: state.sets.current.iter().map(|(name, set)| (name.clone(), set.account.clone())).collect(),
+            deployment_accounts: state.deployments.current.clone(),
             served: Arc::clone(&state.served),
             listed: state.listed.synced.then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),
         }
+    }
+
+    /// What `read` finds in ShardingConfigs, by `NAMESPACE/NAME`. Nothing else is copied.
+    pub fn in_configs<T>(&self, read: impl Fn(&ShardingConfig) -> Option<T>) -> BTreeMap<String, T> {
+        let state = lock(&self.state);
+        let found = state.configs.current.iter().filter_map(|(name, config)| Some((name.clone(), read(config)?)));
+        found.collect()
+    }
+
+    /// The same, of the one called `NAMESPACE/NAME`.
+    pub fn in_config<T>(&self, name: &str, read: impl FnOnce(&ShardingConfig) -> Option<T>) -> Option<T> {
+        read(lock(&self.state).configs.current.get(name)?)
     }
 
     /// `None` until the first list of `ManagerState`.
@@ -338,7 +368,8 @@ impl State {
         self.configs.synced
             && self.members.synced
             && self.namespaces.synced
-            && self.first_ordinals.synced
+            && self.sets.synced
+            && self.deployments.synced
             && self.schemes.synced
     }
 }

@@ -55,15 +55,35 @@ pub const ROLES: [Role; 5] = [
     Role { account: BACKGROUND, scope: Scope::Namespace(NAMESPACE), rules: &BACKGROUND_OWN },
 ];
 
-const CLUSTER: [Rule; 18] = [
+const CLUSTER: [Rule; 20] = [
     rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
     rule("Find enrolled pods, and label them with their shard.", "", &["pods"], &["list", "watch", "patch"]),
-    rule("Read the first ordinal of StatefulSets.", "apps", &["statefulsets"], &["list", "watch"]),
     rule(
-        "Write the shards of roots.",
+        "Read the first ordinal of StatefulSets, and the service accounts of operators.",
+        "apps",
+        &["statefulsets", "deployments"],
+        &["list", "watch"],
+    ),
+    rule(
+        "Write the shards of roots, and ask by a dry run what the API server fences.",
         names::GROUP,
         &["shardingconfigs"],
         &["list", "watch", "create", "patch", "delete"],
+    ),
+    Rule {
+        names: &["*"],
+        ..rule(
+            "Have the API server read ConfigMaps as parameters of fences. No object has this name, so that none is readable.",
+            "",
+            &["configmaps"],
+            &["get"],
+        )
+    },
+    rule(
+        "Write the fences in the API server. Their names are those of roots.",
+        "admissionregistration.k8s.io",
+        &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],
+        &["list", "watch", "create", "update", "delete"],
     ),
     rule("Write epochs and conditions.", names::GROUP, &["shardingconfigs/status"], &["update"]),
     rule(
@@ -137,7 +157,7 @@ const CLUSTER: [Rule; 18] = [
     },
 ];
 
-const OWN: [Rule; 7] = [
+const OWN: [Rule; 8] = [
     rule("Create the leader election's Lease.", "coordination.k8s.io", &["leases"], &["create"]),
     Rule { names: &[ACCOUNT], ..rule("Renew it.", "coordination.k8s.io", &["leases"], &["get", "update"]) },
     rule("Create the Secret of the certificate authorities.", "", &["secrets"], &["create"]),
@@ -156,6 +176,12 @@ const OWN: [Rule; 7] = [
         )
     },
     rule("List the replicas.", "discovery.k8s.io", &["endpointslices"], &["list"]),
+    rule(
+        "Write the ownership tables that fences in the API server read.",
+        "",
+        &["configmaps"],
+        &["get", "create", "update", "delete"],
+    ),
 ];
 
 const OF_API_SERVER: [Rule; 2] = [
@@ -219,6 +245,8 @@ fn rule_yaml(Rule { why, group, resources, names, verbs }: &Rule) -> String {
     let resources = resources.join(", ");
     let names = match names {
         [] => String::new(),
+        // A bare asterisk is an alias in YAML.
+        ["*"] => "  resourceNames: [\"*\"]\n".to_owned(),
         names => format!("  resourceNames: [{}]\n", names.join(", ")),
     };
     let verbs = verbs.join(", ");

@@ -30,7 +30,7 @@ pub struct Proof {
 /// Why the API server does not fence a root, or is not known to do so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfenced {
-    /// The API server has no ValidatingAdmissionPolicy: it is older than Kubernetes 1.30, or the API is switched off.
+    /// The API server has no `ValidatingAdmissionPolicy`: it is older than Kubernetes 1.30, or the API is switched off.
     Unsupported,
     /// The policy is not written.
     NotWritten { why: String },

@@ -19,6 +19,9 @@ const REPLICA_SET: &str = "ReplicaSet";
 /// Pods in this namespace get no proxy: a cluster must be able to start without us.
 pub const KUBE_SYSTEM: &str = "kube-system";
 
+/// The service account of pods that name none.
+const DEFAULT_ACCOUNT: &str = "default";
+
 /// Printed as `NAMESPACE/NAME`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodName {
@@ -39,6 +42,8 @@ pub struct Member {
     /// Empty while the pod is being admitted.
     pub uid: String,
     pub node: Option<String>,
+    /// Its service account; empty while a Deployment's pod is being admitted.
+    pub account: String,
     pub labels: Labels,
     pub admitted: Admitted,
     /// The controller that creates and replaces the pod.
@@ -66,6 +71,14 @@ pub enum Admitted {
     Injected,
     /// Without a proxy.
     Bypassed,
+}
+
+/// What the manager keeps of a StatefulSet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetInfo {
+    pub first_ordinal: u32,
+    /// The service account in its template.
+    pub account: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,6 +196,7 @@ impl From<&v1::Pod> for Member {
             ended,
             uid: meta.uid.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            account: pod.spec.as_ref().map(account).unwrap_or_default(),
             labels: meta.labels.clone().unwrap_or_default(),
             admitted: admitted(pod),
             owner: owner(meta),
@@ -191,6 +205,13 @@ impl From<&v1::Pod> for Member {
             container: pod.status.as_ref().and_then(sidecar_id),
             fail_open: fails_open(pod),
         }
+    }
+}
+
+impl From<&StatefulSet> for SetInfo {
+    fn from(set: &StatefulSet) -> Self {
+        let account = template_account(set.spec.as_ref().map(|spec| &spec.template));
+        Self { first_ordinal: first_ordinal(set).1, account }
     }
 }
 
@@ -283,6 +304,18 @@ fn sidecar_id(status: &v1::PodStatus) -> Option<String> {
 pub fn watch_selectors(own: &str) -> (String, String) {
     let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
     (format!("{}=true", label::ENABLE_PROXY), elsewhere.join(","))
+}
+
+/// Of a template, that of its pods. Without a template it is the default, too.
+pub fn template_account(template: Option<&v1::PodTemplateSpec>) -> String {
+    let spec = template.and_then(|template| template.spec.as_ref());
+    spec.map_or_else(|| DEFAULT_ACCOUNT.to_owned(), account)
+}
+
+/// The API server sets it at admission, where none is named.
+fn account(spec: &v1::PodSpec) -> String {
+    let named = spec.service_account_name.as_ref().filter(|name| !name.is_empty());
+    named.cloned().unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned())
 }
 
 /// `NAMESPACE/NAME` of the StatefulSet, and the ordinal of its first pod.

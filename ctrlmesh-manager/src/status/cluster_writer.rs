@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use crate::cluster::backoff::Backoff;
 use crate::cluster::plan::{Plan, Plans};
+use crate::ownership::fence_state::FenceStates;
 use crate::rules::pod::PodName;
 use crate::status::compute::{Contact, Unlabelled};
 
@@ -56,6 +57,7 @@ pub struct ClusterWriter<Contacts, Left, MayWrite> {
     pub recorder: Recorder,
     pub contacts: Contacts,
     pub unlabelled: Left,
+    pub fences: FenceStates,
     /// Whether this replica leads now.
     pub may_write: MayWrite,
 }
@@ -129,7 +131,8 @@ where
     /// Decides what to write if something is new; returns whether it did.
     fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
         let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
-        let observed = Observations { contacts, unlabelled, new_leader: since.elapsed() < NEW_LEADER };
+        let fences = Arc::clone(&self.fences.borrow());
+        let observed = Observations { contacts, unlabelled, fences, new_leader: since.elapsed() < NEW_LEADER };
         let now = Instant::now();
         let needs_decision = queue.needs_decision(&plan, &observed, now);
         if needs_decision {

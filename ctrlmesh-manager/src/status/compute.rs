@@ -3,6 +3,7 @@
 //! Pure: takes the plan and the contacts of the proxies. All replicas go by the epoch in the status; the rest
 //! is for people.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -11,9 +12,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::cluster::plan::Plan;
+use crate::ownership::fence_state::States;
 use crate::rules::compile::{CompiledPolicy, Record};
 use crate::rules::pod::{Member, PodName};
 
+mod fenced;
 mod plan_index;
 
 pub use plan_index::PlanIndex;
@@ -48,6 +51,7 @@ pub struct StatusInputs<'a> {
     /// What blocks a root's shards, by `NAMESPACE/NAME` of the root.
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
     pub unlabelled: Option<&'a Unlabelled>,
+    pub fences: &'a States,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
     pub now: Timestamp,
@@ -63,7 +67,7 @@ pub enum Unlabelled {
 
 struct Finding {
     holds: bool,
-    reason: &'static str,
+    reason: Cow<'static, str>,
     message: String,
 }
 
@@ -127,8 +131,10 @@ pub fn of(
     let programmed = programmed(config, record.or(root_record), &all, inputs);
     let degraded = degraded(&full_name, record, &all, plan, inputs);
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
+    let fenced = fenced::of(config, &full_name, &before.conditions, inputs.fences);
+    let conditions = conditions.into_iter().chain(fenced.map(|finding| (fenced::FENCED, finding)));
     status.conditions =
-        conditions.map(|(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now)).into();
+        conditions.map(|(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now)).collect();
     status
 }
 
@@ -294,7 +300,7 @@ fn listed(names: &[String], separator: &str) -> String {
 }
 
 fn finding(holds: bool, reason: &'static str, message: impl Into<String>) -> Finding {
-    Finding { holds, reason, message: message.into() }
+    Finding { holds, reason: reason.into(), message: message.into() }
 }
 
 fn condition(kind: &str, finding: Finding, config: &ShardingConfig, before: &[Condition], now: Timestamp) -> Condition {
@@ -303,7 +309,7 @@ fn condition(kind: &str, finding: Finding, config: &ShardingConfig, before: &[Co
     Condition {
         type_: kind.to_owned(),
         status: status.to_owned(),
-        reason: finding.reason.to_owned(),
+        reason: finding.reason.into_owned(),
         message: finding.message,
         observed_generation: config.metadata.generation,
         last_transition_time: same.map_or_else(|| Time(seconds(now)), |same| same.last_transition_time.clone()),

@@ -38,6 +38,7 @@ fn written_by(client: Client, may_write: bool, plan: Plan) -> (watch::Sender<Opt
         recorder: Recorder::new(client, "test".into()),
         contacts: Arc::default,
         unlabelled: || None,
+        fences: watch::Sender::default().subscribe(),
         may_write: move || may_write,
     };
     let (plans, newest) = watch::channel(Some(Arc::new(plan)));

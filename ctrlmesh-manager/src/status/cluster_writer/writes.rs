@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::cluster::plan::Plan;
+use crate::ownership::fence_state::States;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard;
 use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
@@ -47,6 +48,7 @@ pub struct EventNote {
 pub struct Observations {
     pub contacts: Arc<BTreeMap<PodName, Contact>>,
     pub unlabelled: Option<Unlabelled>,
+    pub fences: Arc<States>,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
 }
@@ -59,7 +61,8 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
     writes.extend(labels(plan));
     let unlabelled = observed.unlabelled.as_ref();
     let (contacts, new_leader) = (&observed.contacts, observed.new_leader);
-    let inputs = StatusInputs { contacts, conflicts: &conflicts, unlabelled, new_leader, now };
+    let inputs =
+        StatusInputs { contacts, conflicts: &conflicts, unlabelled, fences: &observed.fences, new_leader, now };
     let index = PlanIndex::of(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
         let status = compute::of(config, plan, &index, inputs);
@@ -152,8 +155,14 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
         let was = before.iter().find(|one| one.type_ == condition.type_);
         let bad = is_bad(condition);
         let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
-        // Missing acknowledgements are no event; that all have come is one.
-        let reported = changed && (condition.type_ != "Programmed" || condition.status == "True");
+        let reported = match condition.type_.as_str() {
+            // Missing acknowledgements are no event; that all have come is one.
+            "Programmed" => condition.status == "True",
+            // Nor is a fence that is being built.
+            "Fenced" => was.is_some() || condition.reason == "Unsupported",
+            _ => true,
+        };
+        let reported = changed && reported;
         reported.then(|| EventNote {
             warning: bad,
             reason: condition.reason.clone(),
@@ -164,6 +173,10 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
 }
 
 fn is_bad(condition: &Condition) -> bool {
+    let is_chosen = ["Off", "ProxyOnly", "Disabled", "Removed", "Pending"].contains(&condition.reason.as_str());
+    if condition.type_ == "Fenced" && is_chosen {
+        return false;
+    }
     (condition.status == "True") == (condition.type_ == "Degraded")
 }
 

@@ -30,7 +30,8 @@ fn at(second: i64) -> Timestamp {
 
 fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
     static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, new_leader: false, now: at(now) }
+    static FENCES: States = States::new();
+    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, fences: &FENCES, new_leader: false, now: at(now) }
 }
 
 fn name(pod: &str) -> PodName {

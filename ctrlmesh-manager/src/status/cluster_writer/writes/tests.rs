@@ -113,3 +113,18 @@ fn events_report_what_got_worse_or_recovered_once() {
     assert!(notes(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
     assert_eq!(notes(Some(&waiting), &WELL), ["Normal Acknowledged"]);
 }
+
+#[test]
+fn a_fence_that_is_lost_or_cannot_be_is_an_event() {
+    let reported = |before: Option<&str>, after: &str| -> Vec<String> {
+        let before = before.map(|before| status(&[before]));
+        let events = events(before.as_ref(), &status(&[after]));
+        events.iter().map(|one| format!("{} {}", if one.warning { "Warning" } else { "Normal" }, one.reason)).collect()
+    };
+    let nothing: [&str; 0] = [];
+    assert_eq!(reported(None, "Fenced=False NotProved"), nothing, "it is being built");
+    assert_eq!(reported(Some("Fenced=False NotProved"), "Fenced=True Enforced"), ["Normal Enforced"]);
+    assert_eq!(reported(Some("Fenced=True Enforced"), "Fenced=False NotProved"), ["Warning NotProved"]);
+    assert_eq!(reported(None, "Fenced=False Unsupported"), ["Warning Unsupported"]);
+    assert_eq!(reported(Some("Fenced=True Enforced"), "Fenced=False Off"), nothing, "somebody wanted it");
+}

@@ -65,6 +65,7 @@ async fn manage() -> Result<()> {
         client: client.clone(),
         recorder: Recorder::new(client, "ctrlmesh-manager".into()),
         unlabelled: || None,
+        fences: tokio::sync::watch::Sender::default().subscribe(),
         contacts: || Arc::new(lock(&CONTACTS).clone()),
         may_write: || true,
     };

@@ -1,0 +1,267 @@
+//! Builds the `ValidatingAdmissionPolicy` by which the API server refuses an operator's writes to what a pod does not
+//! own.
+//!
+//! Pure. The policy's parameter is the ownership table, as [`fence_table`] writes it. Match conditions drop everybody
+//! else before the table is read. The policy also refuses each dry run that sets [`annotation::FENCE_PROBE`] on the
+//! root, and says its revision, and the root's UID and the epoch in the table: so every API server shows what it
+//! enforces, and nobody has to impersonate a pod.
+//!
+//! Where the table is missing, everybody passes. If everybody were refused, a table that is removed by hand would stop
+//! the whole cluster. Nothing is lost by that, because the probe passes, too, and so proves nothing.
+
+use std::collections::BTreeSet;
+
+use ctrlmesh_common::api::{RelatedResources, Root, ShardingConfig};
+use ctrlmesh_common::names::{self, GROUP, annotation};
+use ctrlmesh_common::slots;
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, ParamKind, ParamRef, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+
+use super::fence_names::{labels, object_name};
+use super::fence_table::{self, EPOCH, POD, REVOKED, SLOT, UID};
+
+mod pod_names;
+mod resources;
+
+use pod_names::pattern;
+
+/// What a refused probe says before the revision.
+pub(super) const SAYS: &str = "fence";
+
+/// Key of the pod's name in a user's extra values (`pkg/serviceaccount` of Kubernetes).
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+
+/// Key of the pod's UID there.
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+
+/// The ownership table.
+const TABLE: &str = "params.data";
+
+/// Fields of a request that may be missing.
+const NAMESPACE: &str = "request.?namespace.orValue('')";
+
+const NAME: &str = "request.?name.orValue('')";
+
+/// What a fence is built from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// The manager's namespace, which has the table.
+    pub home: String,
+    /// Of the root and of the operator.
+    pub namespace: String,
+    /// The root's name.
+    pub root: String,
+    /// The root's UID.
+    pub uid: String,
+    pub workload: Workload,
+    /// Service accounts of the workload's pods.
+    pub accounts: BTreeSet<String>,
+    /// The limited kinds; none means every kind.
+    pub limited: Vec<RelatedResources>,
+    /// Name of the leader election's lock.
+    pub lock: Option<String>,
+    /// Key of the label with the slot.
+    pub hash_key: String,
+}
+
+/// What makes the operator's pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Workload {
+    StatefulSet(String),
+    Deployment(String),
+}
+
+/// The objects of one fence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FenceObjects {
+    /// Hash of the policy's spec, and the UID of the root. Each probe says it.
+    pub revision: String,
+    pub policy: ValidatingAdmissionPolicy,
+    pub binding: ValidatingAdmissionPolicyBinding,
+}
+
+impl Fence {
+    /// That of `root`, whose rule is `rule`; the manager is in namespace `home`.
+    pub fn of(root: &ShardingConfig, rule: &Root, accounts: BTreeSet<String>, hash_key: &str, home: &str) -> Self {
+        let name = |text: &Option<String>| text.clone().unwrap_or_default();
+        let workload = match &rule.target_stateful_set {
+            Some(set) => Workload::StatefulSet(set.clone()),
+            None => Workload::Deployment(name(&rule.target_deployment)),
+        };
+        let every = rule.resource_selector.iter().any(|one| one.relate_resources.is_empty());
+        let limited = rule.resource_selector.iter().flat_map(|one| one.relate_resources.iter().cloned());
+        Self {
+            home: home.to_owned(),
+            namespace: name(&root.metadata.namespace),
+            root: name(&root.metadata.name),
+            uid: name(&root.metadata.uid),
+            workload,
+            accounts,
+            limited: limited.filter(|_| !every).collect(),
+            lock: root.spec.controller.as_ref().map(|one| one.leader_election_name.clone()),
+            hash_key: hash_key.to_owned(),
+        }
+    }
+
+    pub fn objects(&self) -> FenceObjects {
+        let name = object_name(&self.namespace, &self.root);
+        // Strings, lists and maps always serialise.
+        let text = serde_json::to_string(&self.spec("")).unwrap_or_default();
+        let revision = format!("{:016x}", slots::fnv1a(text.as_bytes()));
+        let spec = self.spec(&revision);
+        let binding = ValidatingAdmissionPolicyBindingSpec {
+            policy_name: name.clone(),
+            param_ref: Some(ParamRef {
+                name: Some(name.clone()),
+                namespace: Some(self.home.clone()),
+                parameter_not_found_action: Some("Allow".to_owned()),
+                selector: None,
+            }),
+            validation_actions: vec!["Deny".to_owned()],
+            match_resources: None,
+        };
+        let metadata = metadata(name, &self.namespace, &self.root);
+        FenceObjects {
+            revision: format!("{revision}.{}", self.uid),
+            policy: ValidatingAdmissionPolicy { metadata: metadata.clone(), spec: Some(spec), status: None },
+            binding: ValidatingAdmissionPolicyBinding { metadata, spec: binding },
+        }
+    }
+
+    /// Every field is set that the API server would set by itself, so that what is read back is equal.
+    fn spec(&self, revision: &str) -> ValidatingAdmissionPolicySpec {
+        let (rules, excluded) = resources::rules(&self.limited, &self.root);
+        ValidatingAdmissionPolicySpec {
+            failure_policy: Some("Fail".to_owned()),
+            param_kind: Some(ParamKind { api_version: Some("v1".to_owned()), kind: Some("ConfigMap".to_owned()) }),
+            match_constraints: Some(MatchResources {
+                match_policy: Some("Equivalent".to_owned()),
+                namespace_selector: Some(LabelSelector::default()),
+                object_selector: Some(LabelSelector::default()),
+                resource_rules: Some(rules),
+                exclude_resource_rules: (!excluded.is_empty()).then_some(excluded),
+            }),
+            match_conditions: Some(vec![MatchCondition {
+                name: "is-the-operator-or-a-probe".to_owned(),
+                expression: format!("({}) || ({})", self.is_operator(), self.is_probe()),
+            }]),
+            validations: Some(vec![Validation {
+                // What sends the probe is no pod of the operator.
+                expression: format!("{} == {}", writer("no pod"), self.owner("no owner")),
+                message_expression: Some(self.message(revision)),
+                message: None,
+                reason: Some("Forbidden".to_owned()),
+            }]),
+            // They would cost more than they save.
+            variables: None,
+            audit_annotations: None,
+        }
+    }
+
+    /// Whether the caller is a pod of the operator, and the object is not one that every pod may write.
+    fn is_operator(&self) -> String {
+        let accounts = self.accounts.iter();
+        let accounts = accounts.map(|one| quoted(&format!("system:serviceaccount:{}:{one}", self.namespace)));
+        let accounts: Vec<String> = accounts.collect();
+        let is_account = match &accounts[..] {
+            [] => return "false".to_owned(),
+            [one] => format!("request.userInfo.username == {one}"),
+            all => format!("request.userInfo.username in [{}]", all.join(", ")),
+        };
+        let pattern = quoted(&pattern(&self.workload));
+        let mut all = vec![is_account, format!("{}.matches({pattern})", of_caller(POD_NAME))];
+        if !resources::covers(&self.limited, GROUP, resources::ROOTS) {
+            all.push(format!("request.resource.resource != '{}'", resources::ROOTS));
+        }
+        let kinds = resources::LOCKS.iter().filter(|(group, plural)| resources::covers(&self.limited, group, plural));
+        let kinds: Vec<String> = kinds.map(|(_, plural)| quoted(plural)).collect();
+        if let Some(lock) = self.lock.as_ref().filter(|_| !kinds.is_empty()) {
+            all.push(format!(
+                "!(request.resource.resource in [{}] && {} == {} && ({NAME} == {} || {NAME}.startsWith({})))",
+                kinds.join(", "),
+                NAMESPACE,
+                quoted(&self.namespace),
+                quoted(lock),
+                quoted(&names::lock(lock, "")),
+            ));
+        }
+        all.join(" && ")
+    }
+
+    fn is_probe(&self) -> String {
+        let key = quoted(annotation::FENCE_PROBE);
+        [
+            format!("request.resource.resource == '{}'", resources::ROOTS),
+            format!("request.resource.group == '{GROUP}'"),
+            "request.operation == 'UPDATE'".to_owned(),
+            "request.?dryRun.orValue(false)".to_owned(),
+            "request.?subResource.orValue('') == ''".to_owned(),
+            format!("{NAME} == {}", quoted(&self.root)),
+            format!("{NAMESPACE} == {}", quoted(&self.namespace)),
+            format!("object.metadata.?annotations[?{key}].hasValue()"),
+        ]
+        .join(" && ")
+    }
+
+    /// The namespace by which the object may be pinned.
+    fn namespace(&self) -> String {
+        if resources::covers(&self.limited, "", "namespaces") {
+            // A Namespace belongs to where its objects do. It has its own name for a namespace, unless it is created.
+            return format!("({NAMESPACE} == '' && request.resource.resource == 'namespaces' ? {NAME} : {NAMESPACE})");
+        }
+        NAMESPACE.to_owned()
+    }
+
+    /// The object's slot, or `missing`.
+    fn slot(&self, missing: &str) -> String {
+        let slot = format!("metadata.?labels[?{}].orValue('{missing}')", quoted(&self.hash_key));
+        format!("(namespaceObject != null ? namespaceObject.{slot} : (oldObject != null ? oldObject : object).{slot})")
+    }
+
+    /// The object's owner, or `missing`. Each expression is evaluated for every write, so that none has a variable.
+    fn owner(&self, missing: &str) -> String {
+        let (namespace, slot, pinned) = (self.namespace(), self.slot(""), fence_table::NAMESPACE);
+        format!(
+            "('{REVOKED}' + {namespace} in {TABLE} ? '{missing}' : \
+             {TABLE}[?'{pinned}' + {namespace}].or({TABLE}[?'{SLOT}' + {slot}]).orValue('{missing}'))"
+        )
+    }
+
+    /// What a refusal says. It is evaluated for a write that passes, too.
+    fn message(&self, revision: &str) -> String {
+        format!(
+            "{} ? '{SAYS} {revision}.' + {TABLE}.{UID} + ' epoch ' + {TABLE}.{EPOCH} : {} + 'slot ' + {} \
+             + ' belongs to ' + {} + ', and pod ' + {} + ' writes for ' + {} + ', by epoch ' + {TABLE}.{EPOCH}",
+            self.is_probe(),
+            format_args!("({NAMESPACE} == '' ? '' : 'namespace ' + {NAMESPACE} + ' in ')"),
+            self.slot("none"),
+            self.owner("nobody"),
+            of_caller(POD_NAME),
+            writer("nobody"),
+        )
+    }
+}
+
+fn of_caller(key: &str) -> String {
+    format!("request.userInfo.?extra[?'{key}'][?0].orValue('')")
+}
+
+/// The owner that the caller's pod writes for, or `missing`.
+fn writer(missing: &str) -> String {
+    format!("{TABLE}[?'{POD}' + {}].orValue('{missing}')", of_caller(POD_UID))
+}
+
+fn metadata(name: String, namespace: &str, root: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name), labels: Some(labels(namespace, root)), ..ObjectMeta::default() }
+}
+
+/// A string of CEL.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+use super::*;
+
+fn question(revision: &str) -> Question {
+    Question { namespace: "ops".to_owned(), root: "op".to_owned(), revision: revision.to_owned() }
+}
+
+fn version(epoch: u64) -> Version {
+    Version { uid: "u".to_owned(), epoch }
+}
+
+fn enforces(revision: &str, epoch: u64) -> Answer {
+    Answer::Enforces { revision: revision.to_owned(), epoch }
+}
+
+fn answers(answers: impl IntoIterator<Item = Answer>) -> Result<Vec<(SocketAddr, Answer)>, String> {
+    let address = |at: usize| SocketAddr::from(([192, 0, 2, 1], u16::try_from(at).unwrap()));
+    Ok(answers.into_iter().enumerate().map(|(at, answer)| (address(at), answer)).collect())
+}
+
+#[test]
+fn a_change_of_the_table_is_asked_about_at_once_and_often() {
+    let now = Instant::now();
+    let mut known = Known::new(question("r"), now);
+    known.follow(version(3), now);
+    known.take("ops/op", answers([enforces("r", 2)]), now);
+    assert_eq!((known.state().enforced_epoch(), known.due), (Some(2), now + RETRY.0));
+    known.take("ops/op", answers([enforces("r", 3)]), now);
+    assert_eq!((known.state().enforced_epoch(), known.due), (Some(3), now + CALM));
+    let later = now + Duration::from_secs(1);
+    known.follow(version(3), later);
+    assert_eq!(known.due, now + CALM, "it is shown");
+    known.follow(version(4), later);
+    assert_eq!((known.state().enforced_epoch(), known.due), (Some(3), later), "the last proof holds");
+}
+
+#[test]
+fn silence_is_asked_about_less_and_less_often() {
+    let now = Instant::now();
+    let mut known = Known::new(question("r"), now);
+    let mut delays = Vec::new();
+    for _ in 0..60 {
+        known.take("ops/op", Err("silent".to_owned()), now);
+        delays.push(known.due - now);
+    }
+    assert!(delays.is_sorted());
+    assert_eq!((delays[0], delays[20], delays[59]), (RETRY.0, RETRY.1, TIRED));
+}
+
+#[test]
+fn a_proof_outlives_silence_for_a_while_and_nothing_else() {
+    let now = Instant::now();
+    let shown = || {
+        let mut known = Known::new(question("r"), now);
+        known.take("ops/op", answers([enforces("r", 2), enforces("r", 2)]), now);
+        known
+    };
+    let unclear = || Answer::Unclear { why: "silent".to_owned() };
+    for other in [Answer::Passed, enforces("old", 9)] {
+        let mut known = shown();
+        known.take("ops/op", answers([unclear(), other]), now);
+        assert_eq!(known.state().enforced_epoch(), None);
+    }
+    let mut known = shown();
+    known.take("ops/op", answers([enforces("r", 3), unclear()]), now);
+    assert_eq!(known.state().enforced_epoch(), Some(2));
+    known.take("ops/op", answers([enforces("r", 3), unclear()]), now + GRACE);
+    assert_eq!(known.state().enforced_epoch(), None);
+}
+
+#[test]
+fn another_policy_has_to_be_shown_anew() {
+    let now = Instant::now();
+    let mut roots = BTreeMap::new();
+    let ask = |revision| Targets::from([("ops/op".to_owned(), Target::Ask(question(revision)))]);
+    assert!(follow(&ask("r"), &mut roots, now).is_empty());
+    let known = roots.get_mut("ops/op").unwrap();
+    known.take("ops/op", answers([enforces("r", 2)]), now);
+    assert_eq!(known.state().enforced_epoch(), Some(2));
+    follow(&ask("s"), &mut roots, now);
+    assert_eq!((roots["ops/op"].state().enforced_epoch(), roots["ops/op"].due), (None, now));
+    let open = Targets::from([("ops/op".to_owned(), Target::Open(Unfenced::Removed))]);
+    assert_eq!(follow(&open, &mut roots, now)["ops/op"], FenceState::Open(Unfenced::Removed));
+    assert!(roots.is_empty());
+}
