@@ -31,6 +31,7 @@ use crate::net::tls::issue::{Presented, Source};
 use crate::net::tls::trust::Trust;
 use crate::node::{self, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
 use crate::policy;
+use crate::policy::settle::Publish;
 use crate::policy::subscription;
 use crate::policy::{History, HistoryFile, LoadError, StoreError};
 use crate::session::{Policies, ServedPod};
@@ -107,16 +108,16 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
     let never = CancellationToken::new();
     let manager = args.manager.manager();
-    let policy = match &manager {
-        None => policy::enforce(args.policy.source(), pod, metrics, drain, never)?,
+    let (policy, publish) = match &manager {
+        None => (policy::enforce(args.policy.source(), pod, metrics, drain, never)?, Publish::default()),
         Some(manager) => {
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
             let followed =
                 subscription::follow(manager.clone(), subscription::Subscriber::Pod(pod.clone()), metrics, drain)?;
             // Nothing is served before the policy is known.
-            let first = subscription::policy_of(pod, followed.policies, metrics, drain);
-            let Some(policy) = first.await else { return Ok(Begun::default()) };
-            policy
+            let first = subscription::policy_of(pod, followed, metrics, drain);
+            let Some(first) = first.await else { return Ok(Begun::default()) };
+            first
         }
     };
     let target = args.target()?;
@@ -126,7 +127,8 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     };
     let source = process.certificate(&[name], manager).await?;
     let history = history(&args);
-    let served = ServedPod { policy, history, gone: None };
+    let served = ServedPod::new(policy, history, None);
+    served.settle(args.common.write_drain_timeout, publish, drain);
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
@@ -217,7 +219,8 @@ async fn begin_node(
     let source = process.certificate(&names, manager).await?;
     let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
     let (port, state) = (args.redirect_port, args.manager.state_dir);
-    let settings = Settings { pods, targets, port, state, removal, handover };
+    let write_drain_timeout = args.common.write_drain_timeout;
+    let settings = Settings { pods, targets, port, state, removal, handover, write_drain_timeout };
     let node = Node::open(settings, acceptor, served, process.drain.clone())?;
     let (asked, (left, done)) = (CancellationToken::new(), oneshot::channel::<()>());
     let leave = Some(Leave { asked: asked.clone(), done });

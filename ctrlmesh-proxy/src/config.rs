@@ -67,6 +67,10 @@ pub struct CommonArgs {
     /// a PING whether it is still there, and then it is given up, with the watches on it.
     #[arg(long, env = "CTRLMESH_PROXY_SILENCE_TIMEOUT", default_value = "45s", value_name = "DURATION", value_parser = duration)]
     pub silence_timeout: Duration,
+    /// How long writes under way may take to end, where a new policy takes their objects away from the pod; then they are
+    /// cut. Only then is the policy acknowledged.
+    #[arg(long, env = "CTRLMESH_PROXY_WRITE_DRAIN_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
+    pub write_drain_timeout: Duration,
     /// How long a client may take from connecting to the end of its first request's head.
     #[arg(long, env = "CTRLMESH_PROXY_HEADER_TIMEOUT", default_value = "30s", value_name = "DURATION", value_parser = duration)]
     pub header_timeout: Duration,

@@ -63,6 +63,8 @@ pub struct Settings {
     pub removal: Removal,
     /// `None` where no process follows this one.
     pub handover: Option<Handover>,
+    /// How long writes may take to end that a new policy forbids.
+    pub write_drain_timeout: Duration,
 }
 
 /// How one process follows another.
@@ -106,8 +108,8 @@ impl Node {
     /// # Errors
     /// If the kernel does not let us, or there is no list.
     pub fn open(settings: Settings, acceptor: Acceptor, served: BySlot, drain: Drain) -> Result<Self, NodeError> {
-        let Settings { pods, targets, port, state, removal, handover } = settings;
-        let config = ReconcilerConfig { targets, port, pins: removal.pins.clone(), state };
+        let Settings { pods, targets, port, state, removal, handover, write_drain_timeout } = settings;
+        let config = ReconcilerConfig { targets, port, pins: removal.pins.clone(), state, write_drain_timeout };
         let reconciler = Reconciler::open(pods, config, acceptor, served, drain.clone())?;
         Ok(Self { reconciler, removal, handover, drain })
     }

@@ -17,6 +17,8 @@ pub mod file_poll;
 mod file;
 mod enforce;
 mod history;
+mod writes;
+pub mod settle;
 mod store;
 mod api_servers;
 pub mod subscription;
@@ -26,6 +28,7 @@ pub use file::{LoadError, follow, load, sensible};
 pub use history::{Forgotten, History, HistoryFile, InForce, ReadOf, Reading, Unread, remove_abandoned};
 pub use sharding::ShardingError;
 pub use store::{PodPolicies, StoreError};
+pub use writes::{Write, Writes, WritesUnder};
 
 /// The policy in force, and its changes.
 pub type Current = watch::Receiver<Arc<Policy>>;
@@ -54,7 +57,7 @@ pub struct PolicyArgs {
 }
 
 /// A pod's namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodName {
     /// The namespace.
     pub namespace: String,

@@ -7,6 +7,7 @@ mod lock_list;
 mod lock;
 mod reply;
 mod refuse;
+mod websocket;
 mod version_check;
 mod exchange;
 mod tap;
@@ -122,8 +123,8 @@ impl Server {
         let leaving = Rc::<Notify>::default();
         let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
         let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
-        let ServedPod { policy, history, gone } = served;
-        let policy = PolicyView::new(policy, history);
+        let ServedPod { policy, history, writes, gone } = served;
+        let policy = PolicyView::new(policy, history, writes);
         let session = Rc::new(Session { server: self, upstream, policy, gone, leaving, resources });
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))

@@ -16,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::{Metrics, Open};
 use crate::net::accept::{ConnectionGuard, PodSlot};
 use crate::net::body::UnreadBytes;
-use crate::policy::{Current, History};
+use crate::policy::settle::{Publish, UnderWay};
+use crate::policy::{Current, History, Writes};
 use crate::session::collect_budget::CollectBudget;
 use crate::session::policy_view::PolicyView;
 use crate::upstream::{Dialer, Target, Upstream};
@@ -56,6 +57,8 @@ pub struct ServedPod {
     pub policy: Current,
     /// The policies before that.
     pub history: Arc<History>,
+    /// The writes that are under way.
+    pub writes: Arc<Writes>,
     /// Cancelled once the pod is served no more; its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -82,6 +85,19 @@ pub(crate) struct ConnectionResources {
     pub(crate) collect: CollectBudget,
     /// For bytes that wait to be written.
     pub(crate) unread: Rc<UnreadBytes>,
+}
+
+impl ServedPod {
+    pub fn new(policy: Current, history: Arc<History>, gone: Option<CancellationToken>) -> Self {
+        Self { policy, history, writes: Arc::default(), gone }
+    }
+
+    /// Settles each policy, as long as the pod is served. Writes that a new policy forbids have `timeout` to end.
+    pub fn settle(&self, timeout: Duration, publish: Publish, drain: &Drain) {
+        let Self { policy, history, writes, gone } = self.clone();
+        let under_way = UnderWay { policy, writes, history };
+        drain.spawn(under_way.settle(timeout, publish, drain.clone(), gone));
+    }
 }
 
 impl Policies {

@@ -7,8 +7,9 @@ use crate::run::{cargo, run};
 use crate::{build_ebpf, setup};
 
 /// Benchmarks, and the crate and target that each is in.
-const BENCHES: [(&str, &str, &str); 8] = [
+const BENCHES: [(&str, &str, &str); 9] = [
     ("connect", "ctrlmesh-proxy", "connect"),
+    ("decide", "ctrlmesh-proxy", "decide"),
     ("request", "ctrlmesh-proxy", "proxy"),
     ("list", "ctrlmesh-proxy", "proxy"),
     ("watch", "ctrlmesh-proxy", "proxy"),
@@ -21,7 +22,7 @@ const BENCHES: [(&str, &str, &str); 8] = [
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Which benchmark (connect, request, list, watch, rule, idle, profile or manager); without it, all of them
+    /// Which benchmark (connect, decide, request, list, watch, rule, idle, profile or manager); without it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ctrlmesh_common::policy::Redirect;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::error::NotServed;
 use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
 use crate::metrics::Metrics;
 use crate::policy::file_poll::FilePoll;
+use crate::policy::settle::Publish;
 use crate::policy::subscription::{self, Subscription};
 use crate::policy::{self, Current, PodPolicies};
 use ctrlmesh_runtime::drain::Drain;
@@ -76,7 +76,7 @@ impl PodSource {
     pub(super) async fn wait_for_change(&mut self) {
         match self {
             Self::File(_) => std::future::pending().await,
-            Self::Manager(Subscription { policies, whole, servers }) => {
+            Self::Manager(Subscription { policies, whole, servers, .. }) => {
                 let ended = tokio::select! {
                     changed = policies.changed() => changed.is_err(),
                     whole = whole.changed() => whole.is_err(),
@@ -102,7 +102,8 @@ impl PodSource {
         }
     }
 
-    /// The policy of a pod of the list, followed until the pod is `gone`.
+    /// The policy of a pod of the list, followed until the pod is `gone`; and where its settled policies are to be
+    /// published.
     ///
     /// # Errors
     /// Where there is none, or one that cannot be applied.
@@ -112,14 +113,14 @@ impl PodSource {
         metrics: &Arc<Metrics>,
         drain: &Drain,
         gone: &CancellationToken,
-    ) -> Result<Current, NotServed> {
+    ) -> Result<(Current, Publish), NotServed> {
         if let Self::Manager(followed) = self {
-            let policies: watch::Receiver<Arc<PodPolicies>> = followed.policies.clone();
-            let policy = subscription::policy_now(pod.name.clone(), policies, metrics, drain, gone);
+            let policy = subscription::policy_now(pod.name.clone(), followed.clone(), metrics, drain, gone);
             return policy.ok_or(NotServed::Untold);
         }
         let name = pod.name.to_string();
-        Ok(policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?)
+        let policy = policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?;
+        Ok((policy, Publish::default()))
     }
 }
 

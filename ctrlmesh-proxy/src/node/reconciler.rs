@@ -53,6 +53,8 @@ pub(super) struct ReconcilerConfig {
     pub(super) pins: PathBuf,
     /// Folder of the pods' histories; without it, every history is unknown.
     pub(super) state: Option<PathBuf>,
+    /// For writes to what a new policy takes away.
+    pub(super) write_drain_timeout: Duration,
 }
 
 /// Keeps the kernel, the listeners and the policies as the list of pods says.
@@ -77,6 +79,7 @@ pub(super) struct Reconciler {
     /// Until then, pods that are not served yet are tried often.
     fast_until: Instant,
     state: Option<PathBuf>,
+    write_drain_timeout: Duration,
     metrics: Arc<Metrics>,
     drain: Drain,
 }
@@ -91,11 +94,12 @@ impl Reconciler {
     /// If the kernel does not let us, or there is no list.
     pub(super) fn open(
         source: Source,
-        ReconcilerConfig { targets, port, pins, state }: ReconcilerConfig,
+        config: ReconcilerConfig,
         acceptor: Acceptor,
         served: BySlot,
         drain: Drain,
     ) -> Result<Self, NodeError> {
+        let ReconcilerConfig { targets, port, pins, state, write_drain_timeout } = config;
         let (pod_source, wanted) = PodSource::open(source)?;
         let interceptor = Interceptor::open(Options { pins, ..Options::new(OWNER) })?;
         let originals = Arc::new(interceptor.originals()?);
@@ -120,6 +124,7 @@ impl Reconciler {
             complaints: HashMap::new(),
             fast_until: Instant::now() + STARTING,
             state,
+            write_drain_timeout,
             metrics,
             drain,
         })
@@ -329,9 +334,10 @@ impl Reconciler {
         slot: Slot,
         NodeServing { network, file, gone }: &NodeServing,
     ) -> Result<(), NotServed> {
-        let policy = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
+        let (policy, publish) = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
-        let served = ServedPod { policy, history, gone: Some(gone.clone()) };
+        let served = ServedPod::new(policy, history, Some(gone.clone()));
+        served.settle(self.write_drain_timeout, publish, &self.drain);
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;

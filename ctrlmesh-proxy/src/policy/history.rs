@@ -146,6 +146,18 @@ impl History {
         if lost { Err(Forgotten) } else { Ok(suspects) }
     }
 
+    /// Completes once nobody reads under a policy that does not mean the same as `now`, which is in force.
+    pub(super) async fn read_by_nobody_but(&self, now: &Policy) {
+        let readers = || {
+            let remembered = self.remembered();
+            let mut past = remembered.policies.iter().filter(|past| !past.means_the_same(now));
+            past.find(|past| past.reads.are_read()).map(|past| past.reads.clone())
+        };
+        while let Some(reads) = readers() {
+            reads.until_unread().await;
+        }
+    }
+
     /// The policies other than `now` for which the API server is to be asked for a version of a resource: no client
     /// reads it under them any more, and no version is known.
     pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<Unread> {

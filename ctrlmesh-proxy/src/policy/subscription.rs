@@ -10,22 +10,27 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::{PodPolicy, Policy};
-use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict};
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::wire::{Hello, Known, MAX_KNOWN, PodId, Report, Said, Update, Verdict};
 use ctrlmesh_runtime::jitter::random;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::{task, time};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::api_servers::Servers;
 use super::enforce::show;
+use super::settle::{Publish, SettledPolicies};
 use super::store::{PodPolicies, Store};
 use super::{Current, PodName, StoreError};
 use crate::manager_client::{ConnectError, Endpoint};
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
+
+mod apply;
+
+use apply::apply;
 
 /// The longest wait before the first attempt after a stream has ended.
 const FIRST_WAIT: Duration = Duration::from_secs(2);
@@ -61,6 +66,7 @@ pub struct Client {
     /// Whether the policies are still to be stored.
     unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
+    settled: SettledPolicies,
     servers: Servers,
     metrics: ManagerMetrics,
     drain: Drain,
@@ -75,6 +81,8 @@ pub struct Subscription {
     pub whole: watch::Receiver<bool>,
     /// The API server's addresses beside the configured ones; always empty in a sidecar.
     pub servers: watch::Receiver<Arc<[SocketAddr]>>,
+    /// A policy is acknowledged once it is settled.
+    pub settled: SettledPolicies,
 }
 
 /// Why a stream ended.
@@ -86,15 +94,6 @@ enum StreamEnd {
     Status(#[from] tonic::Status),
     #[error("the manager ended the stream")]
     Over,
-}
-
-/// Why a policy is refused.
-#[derive(Debug, thiserror::Error)]
-enum PolicyRefusal {
-    #[error("parse the policy")]
-    Parse(#[from] serde_json::Error),
-    #[error("check the policy")]
-    Check(#[from] ctrlmesh_common::policy::PolicyError),
 }
 
 /// Begins with the stored policies, and follows the manager until shutdown.
@@ -119,7 +118,9 @@ pub fn follow(
     let (policies, current) = watch::channel(Arc::new(kept));
     let (whole, is_whole) = watch::channel(false);
     let servers = Servers::open(&manager.state);
-    let followed = Subscription { policies: current, whole: is_whole, servers: servers.follow() };
+    let settled = SettledPolicies::default();
+    let followed =
+        Subscription { policies: current, whole: is_whole, servers: servers.follow(), settled: settled.clone() };
     let client = Client {
         manager,
         served,
@@ -127,6 +128,7 @@ pub fn follow(
         policies,
         unsaved: Mutex::new(false),
         whole,
+        settled,
         servers,
         metrics: metrics.manager.clone(),
         drain: drain.clone(),
@@ -147,22 +149,26 @@ pub fn follow(
 /// without a policy has escaped its shard.
 pub async fn policy_of(
     pod: PodName,
-    mut policies: watch::Receiver<Arc<PodPolicies>>,
+    mut followed: Subscription,
     metrics: &Arc<Metrics>,
     drain: &Drain,
-) -> Option<Current> {
-    drop(policies.wait_for(|policies| policies.contains_key(&pod)).await.ok()?);
-    policy_now(pod, policies, metrics, drain, &CancellationToken::new())
+) -> Option<(Current, Publish)> {
+    drop(followed.policies.wait_for(|policies| policies.contains_key(&pod)).await.ok()?);
+    policy_now(pod, followed, metrics, drain, &CancellationToken::new())
 }
 
-/// The policy of `pod`, where there is one, followed until shutdown or until the pod is `gone`.
+/// The policy of `pod`, where there is one, followed until shutdown or until the pod is `gone`; and where its settled
+/// policies are to be published.
 pub fn policy_now(
     pod: PodName,
-    mut policies: watch::Receiver<Arc<PodPolicies>>,
+    followed: Subscription,
     metrics: &Arc<Metrics>,
     drain: &Drain,
     gone: &CancellationToken,
-) -> Option<Current> {
+) -> Option<(Current, Publish)> {
+    // First, so that no policy after the one that is read here is acknowledged before it is settled.
+    let publish = followed.settled.begin(pod.clone());
+    let mut policies = followed.policies;
     let first = policies.borrow_and_update().get(&pod)?.policy.clone();
     let (sender, current) = watch::channel(first);
     let (shown, name) = (current.clone(), pod.to_string());
@@ -190,7 +196,7 @@ pub fn policy_now(
             }
         }
     });
-    Some(current)
+    Some((current, publish))
 }
 
 /// A random wait, at most `wait` more than the shortest, so that proxies do not reconnect together.
@@ -250,9 +256,10 @@ impl Client {
                 self.whole.send_if_modified(|whole| !std::mem::replace(whole, true));
             }
             for verdict in verdicts {
-                let report = Report { said: Some(Said::Verdict(verdict)) };
-                if reports.send(report).await.is_err() {
-                    return Ok(());
+                match self.unsettled(&verdict) {
+                    Some(policy) => self.acknowledge_later(verdict, policy, reports.clone()),
+                    None if reports.send(report(verdict)).await.is_err() => return Ok(()),
+                    None => {}
                 }
             }
         }
@@ -261,7 +268,9 @@ impl Client {
 
     fn hello(&self) -> Hello {
         let policies = self.policies.borrow().clone();
-        let known = policies.iter().take(MAX_KNOWN).map(|(pod, kept)| Known {
+        // To name a policy here acknowledges it.
+        let settled = policies.iter().filter(|(pod, kept)| self.settled.has(pod, &kept.policy));
+        let known = settled.take(MAX_KNOWN).map(|(pod, kept)| Known {
             pod: Some(id(pod, &kept.uid)),
             digest: kept.digest,
             epoch: kept.policy.epoch,
@@ -276,12 +285,42 @@ impl Client {
         Hello { node, pod, version, known: known.collect() }
     }
 
+    /// The policy that a verdict accepts, where it is not settled yet.
+    fn unsettled(&self, verdict: &Verdict) -> Option<Arc<Policy>> {
+        let pod = name(verdict.pod.as_ref()?);
+        let policies = self.policies.borrow();
+        let kept = policies.get(&pod).filter(|_| verdict.refused.is_empty())?;
+        (!self.settled.has(&pod, &kept.policy)).then(|| kept.policy.clone())
+    }
+
+    /// Sends the verdict once the policy is settled, unless another one of the pod comes before.
+    fn acknowledge_later(&self, verdict: Verdict, policy: Arc<Policy>, reports: mpsc::Sender<Report>) {
+        let (settled, mut policies) = (self.settled.clone(), self.policies.subscribe());
+        let pod = verdict.pod.as_ref().map(name).unwrap_or_default();
+        self.drain.spawn_until_started(async move {
+            let replaced =
+                |policies: &Arc<PodPolicies>| policies.get(&pod).is_none_or(|kept| !Arc::ptr_eq(&kept.policy, &policy));
+            tokio::select! {
+                biased;
+                () = async { drop(policies.wait_for(replaced).await) } => return,
+                // The stream has ended: the next one says it.
+                () = reports.closed() => return,
+                () = settled.wait_for(&pod, &policy) => {}
+            }
+            // Fails where the stream has ended meanwhile.
+            drop(reports.send(report(verdict)).await);
+        });
+    }
+
     /// Puts an update in force, stores it, and returns the verdicts.
     async fn take(&self, update: Update) -> Vec<Verdict> {
         let before = self.policies.borrow().clone();
-        let (after, verdicts) = apply(&before, update, matches!(self.served, Subscriber::Node(_)));
-        for verdict in verdicts.iter().filter(|verdict| !verdict.refused.is_empty()) {
+        let (after, mut verdicts) = apply(&before, update, matches!(self.served, Subscriber::Node(_)));
+        for verdict in verdicts.iter_mut().filter(|verdict| !verdict.refused.is_empty()) {
             self.metrics.refused.inc();
+            // The policy that stays may not be settled yet.
+            let settled = verdict.pod.as_ref().and_then(|pod| self.settled.epoch(&name(pod)));
+            verdict.epoch = settled.unwrap_or(verdict.epoch);
             warn!(reason = verdict.refused, "policy refused, the last one stays");
         }
         let changed = after != *before;
@@ -323,61 +362,8 @@ impl Client {
     }
 }
 
-/// The policies after `update`, and the verdicts about it. A node forgets the policy of a pod that is gone (`forgets`).
-/// In a sidecar the last one stays, because a request that passes without one has escaped its shard.
-fn apply(before: &PodPolicies, update: Update, forgets: bool) -> (PodPolicies, Vec<Verdict>) {
-    let mut after = before.clone();
-    let mut verdicts = Vec::new();
-    for gone in update.gone {
-        let pod = name(&gone);
-        if forgets {
-            debug!(%pod, "nothing is said of the pod any more");
-            after.remove(&pod);
-        } else {
-            warn!(%pod, "the manager says nothing of this pod; the last policy stays");
-        }
-    }
-    for entry in update.policies {
-        let Some(id) = entry.pod.clone() else { continue };
-        let pod = name(&id);
-        // The policy of another pod of the same name does not stay.
-        after
-            .remove(&pod)
-            .filter(|kept| kept.uid == id.uid || kept.uid.is_empty())
-            .map_or_else(|| (), |kept| drop(after.insert(pod.clone(), kept)));
-        let digest = entry.digest;
-        let refused = match policy(&entry) {
-            Ok(policy) => {
-                let pod_policy = PodPolicy {
-                    namespace: id.namespace.clone(),
-                    name: id.name.clone(),
-                    uid: id.uid.clone(),
-                    digest,
-                    operator: entry.operator,
-                    version: entry.version,
-                    policy: Arc::new(policy),
-                };
-                after.insert(pod.clone(), pod_policy);
-                String::new()
-            }
-            Err(refused) => reason(refused),
-        };
-        let epoch = after.get(&pod).map_or(0, |kept| kept.policy.epoch);
-        verdicts.push(Verdict { pod: Some(id), digest, epoch, refused });
-    }
-    (after, verdicts)
-}
-
-fn policy(entry: &Entry) -> Result<Policy, PolicyRefusal> {
-    let policy: Policy = serde_json::from_slice(&entry.policy)?;
-    policy.check()?;
-    Ok(policy)
-}
-
-fn reason(refused: PolicyRefusal) -> String {
-    let mut text = format!("{:#}", anyhow::Error::from(refused));
-    text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
-    text
+fn report(verdict: Verdict) -> Report {
+    Report { said: Some(Said::Verdict(verdict)) }
 }
 
 fn id(pod: &PodName, uid: &str) -> PodId {
@@ -390,6 +376,9 @@ fn name(pod: &PodId) -> PodName {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::policy::PodPolicy;
+    use ctrlmesh_common::wire::Entry;
+
     use super::*;
 
     fn entry(name: &str, uid: &str, policy: &str) -> Entry {
@@ -407,49 +396,6 @@ mod tests {
         policies.iter().map(|(pod, kept)| (pod.name.as_str(), kept.policy.epoch)).collect()
     }
 
-    #[test]
-    fn a_wrong_policy_is_refused_with_the_reason() {
-        let (policies, verdicts) = apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
-        assert_eq!(epochs(&policies), [("a", 3)]);
-        assert_eq!((verdicts[0].epoch, verdicts[0].refused.as_str()), (3, ""));
-        for (wrong, why) in [
-            ("{", "EOF"),
-            (r#"{"epoch": 4, "fromTomorrow": 1}"#, "fromTomorrow"),
-            (r#"{"epoch": 4, "limits": [{"selector": "a in"}]}"#, "selector"),
-            (r#"{"epoch": 4, "lock": {"namespace": "", "name": "n", "shard": "s"}}"#, "lock.namespace"),
-        ] {
-            let (after, verdicts) = apply(&policies, update(&[entry("a", "u", wrong)]), true);
-            assert_eq!(after, policies, "{wrong}");
-            assert_eq!(verdicts[0].epoch, 3);
-            assert!(verdicts[0].refused.contains(why), "{}", verdicts[0].refused);
-        }
-    }
-
-    #[test]
-    fn a_wrong_policy_does_not_hold_up_another() {
-        let both = update(&[entry("a", "u", "nonsense"), entry("b", "v", r#"{"epoch": 1}"#)]);
-        let (policies, verdicts) = apply(&PodPolicies::new(), both, true);
-        assert_eq!(epochs(&policies), [("b", 1)]);
-        assert_eq!(verdicts.len(), 2);
-    }
-
-    #[test]
-    fn a_node_forgets_a_gone_pods_policy_and_a_sidecar_does_not() {
-        let (policies, _) = apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
-        let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "u".to_owned() };
-        let gone = Update { gone: vec![pod], ..Update::default() };
-        assert_eq!(apply(&policies, gone.clone(), true).0, PodPolicies::new());
-        assert_eq!(apply(&policies, gone, false).0, policies);
-    }
-
-    #[test]
-    fn another_incarnation_inherits_nothing() {
-        let (policies, _) = apply(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
-        let (after, verdicts) = apply(&policies, update(&[entry("a", "new", "nonsense")]), true);
-        assert_eq!(after, PodPolicies::new());
-        assert_eq!(verdicts[0].epoch, 0);
-    }
-
     #[tokio::test]
     async fn an_equal_policy_is_no_change() {
         let policies = |epoch| PodPolicies::from([(name(&PodId::default()), pod_policy(epoch))]);
@@ -457,7 +403,10 @@ mod tests {
         let (metrics, drain) = (Metrics::new(), Drain::default());
         let gone = CancellationToken::new();
         let pod = name(&PodId::default());
-        let mut current = policy_now(pod, receiver, &metrics, &drain, &gone).unwrap();
+        let (_, whole) = watch::channel(true);
+        let (_, servers) = watch::channel(Arc::default());
+        let followed = Subscription { policies: receiver, whole, servers, settled: SettledPolicies::default() };
+        let (mut current, _publish) = policy_now(pod, followed, &metrics, &drain, &gone).unwrap();
         let first = current.borrow_and_update().clone();
         sender.send_replace(Arc::new(policies(1)));
         for _ in 0..16 {
@@ -481,13 +430,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_reason_is_cut_where_a_letter_ends() {
-        let long = serde_json::from_str::<Policy>(&format!(r#"{{"{}": 1}}"#, "\u{e4}".repeat(2000)));
-        let text = reason(long.unwrap_err().into());
-        assert!(text.len() <= MAX_REASON_BYTES && text.len() > MAX_REASON_BYTES - 4);
-    }
-
     #[tokio::test(start_paused = true)]
     async fn policies_that_could_not_be_stored_are_stored_later() {
         let folder = tempfile::tempdir().unwrap();
@@ -502,6 +444,7 @@ mod tests {
             policies: watch::Sender::new(Arc::default()),
             unsaved: Mutex::new(false),
             whole: watch::Sender::new(false),
+            settled: SettledPolicies::default(),
             servers: Servers::open(&state),
             metrics: Metrics::new().manager.clone(),
             drain: Drain::default(),

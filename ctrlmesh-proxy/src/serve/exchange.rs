@@ -19,7 +19,7 @@ use tracing::{debug, info};
 
 use crate::metrics::{ClientError, Outcome, UpstreamError};
 use crate::net::body::Relay;
-use crate::policy::{ReadOf, Reading};
+use crate::policy::{Reading, Write};
 use crate::serve::explain;
 use crate::serve::headers;
 use crate::serve::lock;
@@ -27,7 +27,9 @@ use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply, RequestMetrics};
 use crate::serve::wait_time::WaitTime;
+use crate::serve::websocket::Handshake;
 use crate::session::Session;
+use crate::session::policy_view::Begun;
 use crate::upstream::SendError;
 use crate::watch::splice;
 use crate::watch::splice::RequestTemplate;
@@ -60,6 +62,10 @@ enum Failure {
     Upstream(#[source] SendError),
     #[error("ask the API server within {deadline:?}")]
     Timeout { deadline: Duration },
+    #[error(
+        "wait for the API server: the object was taken away from this pod's shard, and may have been written or not"
+    )]
+    Cut,
 }
 
 /// What the proxy needs of a request when its response comes.
@@ -68,6 +74,8 @@ struct Pending {
     /// Held while a list is read under the policy.
     reading: Option<Reading>,
     watch: Option<WatchRequest>,
+    /// Held until the API server answers.
+    write: Option<Write>,
     is_list: bool,
     /// Without a response timeout.
     long_running: bool,
@@ -82,10 +90,12 @@ impl Session {
     ) -> Result<Response<Reply>, Abort> {
         let start = Instant::now();
         let accept = request.headers().get(header::ACCEPT).cloned();
+        let handshake = Handshake::of(request.headers());
         let method = request.method().clone();
         let target = target(request.uri());
         let info = RequestInfo::parse(method.as_str(), target.as_str());
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
+        let is_watch = info.as_ref().is_ok_and(RequestInfo::is_watch);
         let mut metrics_guard = RequestMetrics::begin(self.clone(), verb);
         let answered = match &info {
             Ok(info) => self.relay(request, info, &target, start, on_informational).await,
@@ -100,7 +110,9 @@ impl Session {
                 debug!(error = &error as &dyn Error, "request failed");
                 let status = self.failed(&error, method.is_safe())?;
                 metrics_guard.response_began(Outcome::Refused);
-                refuse::response(&status, accept.as_ref()).map(Content::Plain)
+                let handshake = handshake.filter(|_| is_watch && status.code == StatusCode::GONE);
+                let ended = handshake.map(|handshake| handshake.end_with(&status));
+                ended.unwrap_or_else(|| refuse::response(&status, accept.as_ref())).map(Content::Plain)
             }
         };
         info!(target: "access", %method, path = target.path(), verb, status = response.status().as_u16());
@@ -115,14 +127,22 @@ impl Session {
         start: Instant,
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
-        let (request, pending) = self.prepare(request, info, target).await?;
+        let (request, mut pending) = self.prepare(request, info, target).await?;
         let took = start.elapsed();
-        let response = if pending.long_running {
-            self.upstream.send(request, on_informational).await
-        } else {
-            self.upstream.send_within(request, self.server.response_timeout, on_informational).await
+        let write = pending.write.take();
+        let sending = async {
+            if pending.long_running {
+                self.upstream.send(request, on_informational).await
+            } else {
+                self.upstream.send_within(request, self.server.response_timeout, on_informational).await
+            }
+        };
+        let response = match &write {
+            Some(write) => write.unless_cut(sending).await.ok_or(Failure::Cut)?,
+            None => sending.await,
         };
         let response = response?;
+        drop(write);
         let answered = Instant::now();
         let reading = pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
@@ -145,22 +165,11 @@ impl Session {
     ) -> Result<(Request<Relay>, Pending), Failure> {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
-        let mut reading = info.is_collection().then(|| {
-            let of = ReadOf::resource(info.api_group(), info.resource());
-            self.policy.read(of)
-        });
-        let policy = match &reading {
-            Some(reading) => reading.policy().clone(),
-            None => self.policy.current(),
-        };
+        let Begun { policy, mut reading, write } = self.policy.begin(info);
         let plan = match self.decide(&policy, &request, info, target, &waits).await {
             Decision::Pass => None,
             Decision::Rewrite(plan) => Some(plan),
-            Decision::Refuse(refusal) => {
-                metrics.refused.inc();
-                explain::refused(info.verb(), target.as_str(), &refusal);
-                return Err(Failure::Refused(refusal));
-            }
+            Decision::Refuse(refusal) => return Err(self.refuse(info, target, refusal)),
         };
         // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
@@ -172,7 +181,7 @@ impl Session {
         };
         let long_running = info.is_long_running();
         let is_list = info.verb() == "list";
-        let mut pending = Pending { rename: None, reading, watch, is_list, long_running, waits };
+        let mut pending = Pending { rename: None, reading, watch, write, is_list, long_running, waits };
         let Some(plan) = plan else { return Ok((request, pending)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -182,10 +191,24 @@ impl Session {
         }
         if let Some(plan) = plan.lock {
             let renaming = Box::pin(lock::request(self, request, info, &plan, &pending.waits));
-            request = renaming.await.map_err(Failure::Lock)?;
+            request = renaming.await.map_err(|error| match error {
+                LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(Box::new(refused))),
+                error => Failure::Lock(error),
+            })?;
             pending.rename = Some(plan.rename);
         }
         Ok((request, pending))
+    }
+
+    /// Counts and logs a refusal.
+    fn refuse(&self, info: &RequestInfo<'_>, target: &PathAndQuery, refusal: Refusal) -> Failure {
+        self.server.metrics.refused.inc();
+        if let Refusal::Fenced(write) = &refusal {
+            self.server.metrics.writes_refused.inc();
+            debug!(verb = info.verb(), path = target.path(), reason = %write, "write refused");
+        }
+        explain::refused(info.verb(), target.as_str(), &refusal);
+        Failure::Refused(refusal)
     }
 
     /// Prepares a watch to follow the policy.
@@ -275,6 +298,7 @@ impl Session {
                 status(400, "BadRequest", failure)
             }
             Failure::Lock(LockedError::Request(error)) => Status::from(error),
+            Failure::Lock(LockedError::Fenced(_)) => status(403, "Forbidden", failure),
             Failure::Late => status(410, "Expired", failure),
             Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
             Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
@@ -286,6 +310,10 @@ impl Session {
                 status(408, "Timeout", failure)
             }
             Failure::Lock(LockedError::Broken | LockedError::Response(_)) => status(500, "InternalError", failure),
+            Failure::Cut => {
+                self.server.metrics.writes_cut.inc();
+                status(504, "Timeout", failure)
+            }
             Failure::Timeout { .. } => {
                 self.server.metrics.upstream_error(UpstreamError::Timeout);
                 status(504, "Timeout", failure)

@@ -32,6 +32,8 @@ use crate::serve::http1::progress::HeadProgress;
 use crate::serve::reply::{Http1Reply, Reply};
 use crate::serve::tap::Tap;
 use crate::serve::unless_gone;
+use crate::serve::websocket;
+use crate::serve::websocket::LastFrames;
 use crate::session::Session;
 use crate::watch::upgraded::UpgradedWatch;
 
@@ -137,13 +139,16 @@ async fn answer(session: Rc<Session>, mut request: Request<Incoming>) -> Result<
     let protocol = headers::upgrade(response.headers());
     let upstream = response.extensions_mut().remove::<OnUpgrade>();
     let watch = response.extensions_mut().remove::<Arc<UpgradedWatch>>();
+    let last = response.extensions_mut().remove::<LastFrames>();
     headers::strip(response.headers_mut());
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         if let Some(protocol) = protocol {
             headers::set_upgrade(response.headers_mut(), protocol);
         }
-        if let (Some(client), Some(upstream)) = (client, upstream) {
-            switch(session, client, upstream, watch);
+        match (client, upstream, last) {
+            (Some(client), _, Some(last)) => websocket::close(&session, client, last),
+            (Some(client), Some(upstream), None) => switch(session, client, upstream, watch),
+            _ => {}
         }
     }
     Ok(response)

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use ctrlmesh_request::decide::{LockPlan, Rename};
+use ctrlmesh_request::decide::{FencedWrite, LockPlan, Rename};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use ctrlmesh_request::rewrite::Encoding;
@@ -50,6 +50,9 @@ pub(super) enum LockedError {
     Broken,
     #[error("read a body of an encoding that is known")]
     Encoding,
+    /// The body does not hold the lock, and the pod may write nothing else there.
+    #[error("{0}")]
+    Fenced(FencedWrite),
     /// The client's body does not match its content type.
     #[error("read a lock of the client")]
     Request(#[source] LockError),
@@ -85,14 +88,14 @@ pub(super) async fn request(
         return Ok(request);
     }
     let (budget, deadline) = (&session.resources.collect, session.server.response_timeout);
-    rename_body(request, info.verb(), &plan.rename, deadline, budget, waits).await
+    rename_body(request, info.verb(), plan, deadline, budget, waits).await
 }
 
 /// Renames in a body that the client sends within `deadline`.
 async fn rename_body(
     request: Request<Relay>,
     verb: &str,
-    rename: &Rename,
+    plan: &LockPlan,
     deadline: Duration,
     budget: &CollectBudget,
     waits: &WaitTime,
@@ -101,7 +104,11 @@ async fn rename_body(
     let deadline = deadline.min(BODY_TIMEOUT);
     let collected = waits.measure(time::timeout(deadline, collect(body, budget))).await;
     let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
+    let rename = &plan.rename;
     let renamed = renamed(&head.headers, &bytes, rename)?;
+    if let (Cow::Borrowed(_), Some(refused)) = (&renamed, &plan.unless_lock) {
+        return Err(LockedError::Fenced(refused.clone()));
+    }
     if matches!(renamed, Cow::Owned(_)) {
         let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
         explain::renamed(verb, target, &rename.lock.name, &rename.on_server);

@@ -9,7 +9,7 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_request::decide;
 use ctrlmesh_request::request::RequestInfo;
 
-use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unread};
+use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unread, Write, Writes, WritesUnder};
 use ctrlmesh_runtime::drain::Drain;
 
 /// The policy in force. As long as it does not change, reading it takes no lock.
@@ -17,6 +17,17 @@ use ctrlmesh_runtime::drain::Drain;
 pub(crate) struct PolicyView {
     snapshot: RefCell<Snapshot>,
     history: Arc<History>,
+    writes: Arc<Writes>,
+}
+
+/// The policy under which a request begins.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) policy: Arc<InForce>,
+    /// Of a request for a collection.
+    pub(crate) reading: Option<Reading>,
+    /// Of a request that writes.
+    pub(crate) write: Option<Write>,
 }
 
 #[derive(Debug)]
@@ -24,25 +35,46 @@ struct Snapshot {
     current: Current,
     policy: Arc<Policy>,
     in_force: Arc<InForce>,
+    writes: Arc<WritesUnder>,
     /// The resources, by group and name, of which the history knows that they were answered under this policy.
     answered: Vec<(String, String)>,
 }
 
 impl PolicyView {
-    pub(crate) fn new(mut current: Current, history: Arc<History>) -> Self {
+    pub(crate) fn new(mut current: Current, history: Arc<History>, writes: Arc<Writes>) -> Self {
         let policy = current.borrow_and_update().clone();
         let in_force = history.in_force(&policy);
-        let snapshot = Snapshot { current, policy, in_force, answered: Vec::new() };
-        Self { snapshot: RefCell::new(snapshot), history }
+        let writes_under = writes.under(&policy);
+        let snapshot = Snapshot { current, policy, in_force, writes: writes_under, answered: Vec::new() };
+        Self { snapshot: RefCell::new(snapshot), history, writes }
     }
 
     pub(crate) fn current(&self) -> Arc<InForce> {
         let snapshot = &mut *self.snapshot.borrow_mut();
         // Closed at shutdown: the last policy stays.
         if snapshot.current.has_changed().unwrap_or(true) {
-            snapshot.refresh(&self.history);
+            snapshot.refresh(&self.history, &self.writes);
         }
         snapshot.in_force.clone()
+    }
+
+    /// Registers a request as a reader of a collection and as a write, whatever it is, under the current policy.
+    pub(crate) fn begin(&self, info: &RequestInfo<'_>) -> Begun {
+        loop {
+            let policy = self.current();
+            let reading = info.is_collection().then(|| {
+                let of = ReadOf::resource(info.api_group(), info.resource());
+                policy.read(of)
+            });
+            let written = decide::written(&policy, info);
+            let write = written.map(|written| self.snapshot.borrow().writes.begin(written));
+            let begun = Begun { policy, reading, write };
+            // Where the policy was replaced meanwhile, that may have happened without notice of this request.
+            let registered = begun.reading.is_some() || begun.write.is_some();
+            if !registered || !self.refresh() {
+                return begun;
+            }
+        }
     }
 
     /// Registers a reader of a collection under the current policy.
@@ -50,10 +82,14 @@ impl PolicyView {
         loop {
             let reading = self.current().read(of);
             // Where the policy was replaced meanwhile, that may have happened without notice of this reader.
-            if !self.snapshot.borrow_mut().refresh(&self.history) {
+            if !self.refresh() {
                 return reading;
             }
         }
+    }
+
+    fn refresh(&self) -> bool {
+        self.snapshot.borrow_mut().refresh(&self.history, &self.writes)
     }
 
     pub(crate) fn has_changed_since(&self, policy: &Arc<InForce>) -> bool {
@@ -122,8 +158,8 @@ impl PolicyView {
 impl Snapshot {
     /// Takes the channel's policy, and returns whether it is another. The channel's own change mark does not count: a
     /// sender may replace a policy without it.
-    fn refresh(&mut self, history: &History) -> bool {
-        let Self { current, policy, in_force, answered } = self;
+    fn refresh(&mut self, history: &History, writes: &Writes) -> bool {
+        let Self { current, policy, in_force, writes: writes_under, answered } = self;
         let latest = {
             let latest = current.borrow_and_update();
             if Arc::ptr_eq(&latest, policy) {
@@ -132,6 +168,7 @@ impl Snapshot {
             latest.clone()
         };
         *in_force = history.in_force(&latest);
+        *writes_under = writes.under(&latest);
         *policy = latest;
         answered.clear();
         true
@@ -154,7 +191,7 @@ mod tests {
         // In a thread of its own, because a failing view would loop for ever.
         thread::spawn(move || {
             let (sender, current) = watch::channel(Arc::<Policy>::default());
-            let view = PolicyView::new(current, Arc::default());
+            let view = PolicyView::new(current, Arc::default(), Arc::default());
             let silently = Arc::new(Policy { epoch: 7, ..Policy::default() });
             sender.send_if_modified(|policy| {
                 *policy = silently;

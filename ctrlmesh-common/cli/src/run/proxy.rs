@@ -157,11 +157,7 @@ async fn begin(setup: Setup, metrics: Arc<Metrics>, drain: &Drain) -> Result<Vec
         trust: setup.trust.clone(),
         http1_only: Arc::default(),
         target: Some(target),
-        policies: Policies::One(ServedPod {
-            policy: follow(setup.policy, setup.source, drain),
-            history: Arc::default(),
-            gone: None,
-        }),
+        policies: Policies::One(ServedPod::new(follow(setup.policy, setup.source, drain), Arc::default(), None)),
         metrics: metrics.clone(),
         drain: drain.clone(),
         args: setup.args.clone(),

@@ -1,12 +1,13 @@
 //! Counts the readers under a policy, and records up to which version they read.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ctrlmesh_common::wire;
 use ctrlmesh_runtime::sync::lock;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 /// Resources that are remembered one by one.
 const MAX_READ: usize = 1024;
@@ -24,6 +25,9 @@ pub struct ReadOf(u8);
 pub(in crate::policy) struct Reads {
     readers: Readers,
     extent: Mutex<Extent>,
+    /// Whether somebody waits until there are no readers.
+    awaited: AtomicBool,
+    unread: Notify,
 }
 
 /// The number of readers, in all and in each bucket.
@@ -90,7 +94,7 @@ impl Reads {
     pub(super) fn of_all(known: Vec<ReadVersion>) -> Self {
         let read = known.into_iter().map(|it| ((it.group, it.resource), Some(it.version)));
         let extent = Extent { read: read.collect(), all: true, times: 0 };
-        Self { readers: Readers::default(), extent: Mutex::new(extent) }
+        Self { extent: Mutex::new(extent), ..Self::default() }
     }
 
     /// The known versions of resources without readers. A reader may read newer objects.
@@ -116,7 +120,22 @@ impl Reads {
     /// Removes a reader.
     pub(super) fn end(&self, of: ReadOf) {
         self.readers.of[usize::from(of.0)].fetch_sub(1, Ordering::SeqCst);
-        self.readers.all.fetch_sub(1, Ordering::SeqCst);
+        let last = self.readers.all.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.awaited.load(Ordering::SeqCst) {
+            self.unread.notify_waiters();
+        }
+    }
+
+    /// Completes once there are no readers.
+    pub(super) async fn until_unread(&self) {
+        self.awaited.store(true, Ordering::SeqCst);
+        loop {
+            let unread = self.unread.notified();
+            if !self.are_read() {
+                return;
+            }
+            unread.await;
+        }
     }
 
     /// Whether there are readers.

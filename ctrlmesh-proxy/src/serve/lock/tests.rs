@@ -4,9 +4,10 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-fn rename() -> Rename {
+fn plan() -> LockPlan {
     let lock = Lock { namespace: "ops".into(), name: "lead".into(), shard: "s1".into() };
-    Rename { on_server: lock.per_shard(), lock }
+    let rename = Rename { on_server: lock.per_shard(), lock };
+    LockPlan { rename, in_path: true, in_fields: false, in_body: true, unless_lock: None }
 }
 
 /// A request whose body does not end, and the tasks that keep it open.
@@ -35,7 +36,7 @@ async fn a_lock_has_a_deadline_of_its_own() {
     {
         let (sent, _open) = unfinished(b"{").await;
         let (budget, waits) = (CollectBudget::new(None), WaitTime::default());
-        let error = rename_body(sent, "update", &rename(), deadline, &budget, &waits).await.unwrap_err();
+        let error = rename_body(sent, "update", &plan(), deadline, &budget, &waits).await.unwrap_err();
         assert!(matches!(error, LockedError::Slow { deadline } if deadline == waited), "{error}");
         assert_eq!(waits.total(), waited);
     }

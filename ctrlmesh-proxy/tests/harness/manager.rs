@@ -1,0 +1,157 @@
+//! A manager whose updates a test writes, and whose reports it reads.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use ctrlmesh_common::wire::{self, Entry, Hello, PodId, Report, Said, Update, Verdict};
+use http::{HeaderValue, Request, Response};
+use http_body_util::BodyExt as _;
+use http_body_util::channel::{Channel, Sender};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message as _;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use crate::harness::pki::Pki;
+use crate::harness::soon;
+
+/// Of a gRPC message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// Listens on loopback until dropped.
+pub(crate) struct Manager {
+    pub(crate) address: SocketAddr,
+    streams: mpsc::UnboundedReceiver<Stream>,
+    #[expect(dead_code, reason = "held: its tasks end with it")]
+    tasks: JoinSet<()>,
+}
+
+/// A stream on which a proxy follows its policies.
+pub(crate) struct Stream {
+    /// `None` once it is over.
+    updates: Option<Sender<Bytes, io::Error>>,
+    reports: mpsc::UnboundedReceiver<Report>,
+}
+
+impl Manager {
+    pub(crate) async fn start(pki: &Pki) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (begun, streams) = mpsc::unbounded_channel();
+        let tls = TlsAcceptor::from(pki.server(&["h2"]));
+        std::fs::write(pki.path("token"), "t").unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut running = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (tls, begun) = (tls.clone(), begun.clone());
+                running.spawn(async move {
+                    let Ok(stream) = tls.accept(stream).await else { return };
+                    let service = service_fn(move |request| {
+                        let begun = begun.clone();
+                        async move { Ok::<_, Infallible>(follow(request, &begun)) }
+                    });
+                    let server = http2::Builder::new(TokioExecutor::new());
+                    let _broken = server.serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        Self { address, streams, tasks }
+    }
+
+    /// The flags of a proxy of the pod `ns/op-0` that follows this manager.
+    pub(crate) fn flags(&self, pki: &Pki) -> Vec<String> {
+        let path = |name: &str| pki.path(name).to_str().unwrap().to_owned();
+        let flags = [
+            ("--manager", self.address.to_string()),
+            ("--manager-ca", path("real.crt")),
+            ("--token", path("token")),
+            ("--state-dir", path("state")),
+            ("--pod", "ns/op-0".to_owned()),
+        ];
+        flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+    }
+
+    /// The next stream, and what the proxy says first.
+    pub(crate) async fn stream(&mut self) -> (Stream, Hello) {
+        let mut stream = soon("a stream", self.streams.recv()).await.unwrap();
+        match stream.report().await.said {
+            Some(Said::Hello(hello)) => (stream, hello),
+            other => panic!("{other:?} before a hello"),
+        }
+    }
+}
+
+impl Stream {
+    /// Sends the pod's policy.
+    pub(crate) async fn send(&mut self, policy: &Value) {
+        let policy = Bytes::from(policy.to_string());
+        let pod = PodId { namespace: "ns".to_owned(), name: "op-0".to_owned(), uid: "u".to_owned() };
+        let (digest, operator) = (wire::digest(&policy), "ns/op".to_owned());
+        let entry = Entry { pod: Some(pod), digest, policy, operator, version: 1 };
+        let update = Update { policies: vec![entry], ..Update::default() };
+        let mut message = BytesMut::new();
+        message.put_u8(0);
+        message.put_u32(u32::try_from(update.encoded_len()).unwrap());
+        update.encode(&mut message).unwrap();
+        self.updates.as_mut().unwrap().send_data(message.freeze()).await.unwrap();
+    }
+
+    /// The next verdict.
+    pub(crate) async fn verdict(&mut self) -> Verdict {
+        match self.report().await.said {
+            Some(Said::Verdict(verdict)) => verdict,
+            other => panic!("{other:?} is no verdict"),
+        }
+    }
+
+    /// Ends the stream from the manager's side.
+    pub(crate) fn end(&mut self) {
+        self.updates = None;
+    }
+
+    /// Whether the proxy has said nothing more.
+    pub(crate) fn is_silent(&mut self) -> bool {
+        self.reports.try_recv().is_err()
+    }
+
+    async fn report(&mut self) -> Report {
+        soon("a report", self.reports.recv()).await.unwrap()
+    }
+}
+
+fn follow(request: Request<Incoming>, begun: &mpsc::UnboundedSender<Stream>) -> Response<Channel<Bytes, io::Error>> {
+    assert_eq!(request.uri().path(), wire::FOLLOW);
+    let (updates, body) = Channel::new(8);
+    let (said, reports) = mpsc::unbounded_channel();
+    begun.send(Stream { updates: Some(updates), reports }).unwrap();
+    tokio::spawn(read(request.into_body(), said));
+    let mut response = Response::new(body);
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// Reads messages until the stream ends.
+async fn read(mut body: Incoming, said: mpsc::UnboundedSender<Report>) {
+    let mut read = BytesMut::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        read.extend(frame.into_data().unwrap_or_default());
+        while let Some(length) = read.get(1..PREFIX_BYTES).map(|bytes| u32::from_be_bytes(bytes.try_into().unwrap())) {
+            let whole = PREFIX_BYTES + usize::try_from(length).unwrap();
+            if read.len() < whole {
+                break;
+            }
+            let mut message = read.split_to(whole);
+            message.advance(PREFIX_BYTES);
+            let _over = said.send(Report::decode(message).unwrap());
+        }
+    }
+}
