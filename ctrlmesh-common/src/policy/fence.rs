@@ -88,10 +88,15 @@ impl Fence {
     /// Whether writes to `resource` of the API group `group` are fenced.
     pub fn covers(&self, group: &str, resource: &str) -> bool {
         if COMMON_KINDS.contains(&(group, resource)) || VIRTUAL_GROUPS.contains(&group) {
-            let names = |one: &ResourceMatch| one.resources.iter().any(|name| name == resource);
-            return self.resources.iter().any(|one| names(one) && one.covers(group, resource));
+            return self.names(group, resource);
         }
         self.resources.is_empty() || self.resources.iter().any(|one| one.covers(group, resource))
+    }
+
+    /// Whether `resource` is fenced by its name, and not by a wildcard.
+    pub fn names(&self, group: &str, resource: &str) -> bool {
+        let named = |one: &ResourceMatch| one.resources.iter().any(|name| name == resource);
+        self.resources.iter().any(|one| named(one) && one.covers(group, resource))
     }
 
     /// Whether a write to an object may pass. `namespace` is empty for an object of cluster scope, and `name` where the

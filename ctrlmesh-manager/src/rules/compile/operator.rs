@@ -172,11 +172,12 @@ impl Operator<'_> {
     /// # Errors
     /// The first ShardingConfig from which none follows.
     pub(super) fn policies(&self) -> Result<BTreeMap<String, Policy>, Trouble> {
+        let fence = self.fence();
         let of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
-            let fence = self.fence(name(config));
-            let policy = Policy { fence, ..policy };
+            let owned = |fence: &Fence| Fence { owner: Some(name(config).to_owned()), ..fence.clone() };
+            let policy = Policy { fence: fence.as_ref().map(owned), ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
             Ok((name(config).to_owned(), policy))
         };
@@ -230,15 +231,15 @@ impl Operator<'_> {
         Some(Ownership { pod_uids: pod_uids.clone(), ..shard::table(shards, placement.pods()) })
     }
 
-    /// The fence of a shard's pods, by the table of a root whose pods are fenced.
-    fn fence(&self, shard: &str) -> Option<Fence> {
+    /// The fence by the table of a root whose pods are fenced, without an owner.
+    fn fence(&self) -> Option<Fence> {
         let Division::Root { hash, .. } = &self.division else { return None };
         let rule = self.config.spec.root.as_ref().filter(|rule| rule.fence != Some(FenceMode::Off))?;
         let divided = &rule.resource_selector;
         let everything = divided.iter().any(|one| one.relate_resources.is_empty());
         let resources = divided.iter().filter(|_| !everything).flat_map(|one| &one.relate_resources);
         let fence = Fence::of(&self.table()?, "", *hash, resources.map(ResourceMatch::from).collect());
-        Some(Fence { operator: self.full_name(), owner: Some(shard.to_owned()), ..fence })
+        Some(Fence { operator: self.full_name(), ..fence })
     }
 
     /// Shards of a root without a pod that stays.

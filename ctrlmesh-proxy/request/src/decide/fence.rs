@@ -85,7 +85,9 @@ fn access(fence: &Fence, lock: Option<&Lock>, request: &RequestInfo<'_>) -> Acce
     let (kind, namespace, name) =
         ((request.api_group(), request.resource()), request.namespace(), request.name_in_path());
     let is_lock = |lock: &Lock| LOCK_RESOURCES.contains(&kind) && lock.namespace == namespace && lock.name == name;
-    if lock.is_some_and(is_lock) {
+    // A request for a token stores nothing.
+    let is_token = kind == ("", "serviceaccounts") && request.subresource() == "token";
+    if lock.is_some_and(is_lock) || is_token && !fence.names(kind.0, kind.1) {
         return Access::Unfenced;
     }
     fence.access(kind, namespace, name)

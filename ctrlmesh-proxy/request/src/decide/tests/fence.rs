@@ -132,6 +132,7 @@ fn reads_connections_and_other_kinds_are_not_fenced() {
         ("POST", "/apis/coordination.k8s.io/v1/namespaces/ops/leases"),
         ("POST", "/apis/authentication.k8s.io/v1/tokenreviews"),
         ("POST", "/apis/authorization.k8s.io/v1/namespaces/other/localsubjectaccessreviews"),
+        ("POST", "/api/v1/namespaces/other/serviceaccounts/a/token"),
         ("POST", "/version"),
     ] {
         assert!(!is_refused(&everything, method, target), "{method} {target}");
@@ -139,6 +140,8 @@ fn reads_connections_and_other_kinds_are_not_fenced() {
     assert!(is_refused(&everything, "PUT", "/api/v1/namespaces/other/pods/p"));
     assert!(is_refused(&everything, "POST", "/api/v1/namespaces/other/pods/p/eviction"));
     assert!(!is_refused(&widgets(), "PUT", "/api/v1/namespaces/other/pods/p"));
+    let accounts = fenced(&[("", "serviceaccounts")]);
+    assert!(is_refused(&accounts, "POST", "/api/v1/namespaces/other/serviceaccounts/a/token"));
 }
 
 #[test]
