@@ -201,14 +201,13 @@ pub struct Root {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_selector: Vec<ResourceSelector>,
-    /// Who refuses writes to objects that a pod's shard does not own: `Off` nobody, `Proxy` the pod's proxy, `Server`
-    /// the proxy and the API server itself (a ValidatingAdmissionPolicy; Kubernetes 1.30 or newer). Default `Proxy`.
-    /// In YAML write `"Off"` with quotes.
+    /// Absent: `Proxy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<FenceMode>,
 }
 
-/// Who refuses writes to objects that a pod's shard does not own.
+/// Who refuses writes to objects that a pod's shard does not own: `Off` nobody, `Proxy` the pod's proxy, `Server` also
+/// the API server itself (Kubernetes 1.30 or newer). Default `Proxy`. In YAML write `"Off"` with quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FenceMode {
     /// Nobody.

@@ -106,7 +106,7 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Re
     plan.lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
     match (&mut plan.lock, unless_lock) {
         (Some(lock), unless_lock) => lock.unless_lock = unless_lock,
-        (None, Some(refused)) => return Err(Refusal::Fenced(Box::new(refused))),
+        (None, Some(refused)) => return Err(Refusal::Fenced(refused)),
         (None, None) => {}
     }
     Ok(plan)

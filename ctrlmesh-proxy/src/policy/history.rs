@@ -151,7 +151,9 @@ impl History {
         let readers = || {
             let remembered = self.remembered();
             let mut past = remembered.policies.iter().filter(|past| !past.means_the_same(now));
-            past.find(|past| past.reads.are_read()).map(|past| past.reads.clone())
+            let read = past.find(|past| past.reads.are_read()).map(|past| past.reads.clone());
+            drop(remembered);
+            read
         };
         while let Some(reads) = readers() {
             reads.until_unread().await;

@@ -252,14 +252,17 @@ mod tests {
         let bed = Bed::new(&first).await;
         let slot = Slot::try_from(1).unwrap();
         let write = bed.under_way.writes.under(&first).begin(Written::Slot(slot));
-        let writing = tokio::spawn(async move { write.unless_cut(std::future::pending::<()>()).await });
+        let writing = async move { write.unless_cut(std::future::pending::<()>()).await };
         let begun = Instant::now();
-        for epoch in 2..5 {
-            bed.policy.send_replace(owning(epoch, &[]));
-            time::sleep(TIMEOUT / 4).await;
-        }
-        bed.settled.wait_for(&pod(), &owning(4, &[])).await;
-        assert_eq!((begun.elapsed().as_secs(), writing.await.unwrap()), (TIMEOUT.as_secs(), None));
+        let settling = async {
+            for epoch in 2..5 {
+                bed.policy.send_replace(owning(epoch, &[]));
+                time::sleep(TIMEOUT / 4).await;
+            }
+            bed.settled.wait_for(&pod(), &owning(4, &[])).await;
+        };
+        let (cut, ()) = tokio::join!(writing, settling);
+        assert_eq!((begun.elapsed().as_secs(), cut), (TIMEOUT.as_secs(), None));
     }
 
     #[tokio::test(start_paused = true)]

@@ -288,9 +288,8 @@ impl Client {
     /// The policy that a verdict accepts, where it is not settled yet.
     fn unsettled(&self, verdict: &Verdict) -> Option<Arc<Policy>> {
         let pod = name(verdict.pod.as_ref()?);
-        let policies = self.policies.borrow();
-        let kept = policies.get(&pod).filter(|_| verdict.refused.is_empty())?;
-        (!self.settled.has(&pod, &kept.policy)).then(|| kept.policy.clone())
+        let accepted = self.policies.borrow().get(&pod).map(|kept| kept.policy.clone());
+        accepted.filter(|policy| verdict.refused.is_empty() && !self.settled.has(&pod, policy))
     }
 
     /// Sends the verdict once the policy is settled, unless another one of the pod comes before.

@@ -87,7 +87,9 @@ impl Writes {
                 since: *under.forbidden_at.get_or_init(Instant::now),
             })
         });
-        forbidden.collect()
+        let forbidden = forbidden.collect();
+        drop(by_policy);
+        forbidden
     }
 }
 

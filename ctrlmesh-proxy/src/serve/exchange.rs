@@ -1,6 +1,7 @@
 //! Forwards one request to the API server, as the policy lets it.
 
 use std::error::Error;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -130,15 +131,15 @@ impl Session {
         let (request, mut pending) = self.prepare(request, info, target).await?;
         let took = start.elapsed();
         let write = pending.write.take();
-        let sending = async {
+        let mut sending = pin!(async {
             if pending.long_running {
                 self.upstream.send(request, on_informational).await
             } else {
                 self.upstream.send_within(request, self.server.response_timeout, on_informational).await
             }
-        };
+        });
         let response = match &write {
-            Some(write) => write.unless_cut(sending).await.ok_or(Failure::Cut)?,
+            Some(write) => write.unless_cut(sending.as_mut()).await.ok_or(Failure::Cut)?,
             None => sending.await,
         };
         let response = response?;
@@ -192,7 +193,7 @@ impl Session {
         if let Some(plan) = plan.lock {
             let renaming = Box::pin(lock::request(self, request, info, &plan, &pending.waits));
             request = renaming.await.map_err(|error| match error {
-                LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(Box::new(refused))),
+                LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(refused)),
                 error => Failure::Lock(error),
             })?;
             pending.rename = Some(plan.rename);

@@ -52,7 +52,7 @@ pub(super) enum LockedError {
     Encoding,
     /// The body does not hold the lock, and the pod may write nothing else there.
     #[error("{0}")]
-    Fenced(FencedWrite),
+    Fenced(Box<FencedWrite>),
     /// The client's body does not match its content type.
     #[error("read a lock of the client")]
     Request(#[source] LockError),

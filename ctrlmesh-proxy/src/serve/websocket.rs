@@ -46,17 +46,17 @@ pub(super) struct LastFrames(Bytes);
 
 impl Handshake {
     /// `None` where the headers ask for no WebSocket, or for one that the API server would refuse.
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+    pub(super) fn of(headers: &HeaderMap) -> Option<Box<Self>> {
         let is_websocket = headers::upgrade(headers)?.as_bytes().eq_ignore_ascii_case(b"websocket");
         let has_version = headers.get(header::SEC_WEBSOCKET_VERSION).is_some_and(|it| it.as_bytes() == VERSION);
         let key = headers.get(header::SEC_WEBSOCKET_KEY).filter(|_| is_websocket && has_version)?;
         let offered = headers.get(header::SEC_WEBSOCKET_PROTOCOL);
         let first = offered.and_then(|offered| offered.as_bytes().split(|byte| *byte == b',').next());
-        Some(Self {
+        Some(Box::new(Self {
             key: key.clone(),
             subprotocol: first.and_then(|first| HeaderValue::from_bytes(first.trim_ascii()).ok()),
             accept: headers.get(header::ACCEPT).cloned(),
-        })
+        }))
     }
 
     /// Accepts the handshake, to end the watch with `status`.

@@ -52,24 +52,22 @@ pub fn written(policy: &Policy, request: &RequestInfo<'_>) -> Option<Written> {
 }
 
 /// Refuses a write by its path. Returns the refusal for a request that may pass only where its body holds the lock.
-pub(super) fn check(policy: &Policy, request: &RequestInfo<'_>) -> Result<Option<FencedWrite>, Refusal> {
+pub(super) fn check(policy: &Policy, request: &RequestInfo<'_>) -> Result<Option<Box<FencedWrite>>, Refusal> {
     let Some(fence) = policy.fence().filter(|_| is_write(request)) else { return Ok(None) };
-    let refused = |not_owned| FencedWrite {
-        not_owned,
-        pod_owner: fence.owner.clone(),
-        epoch: policy.epoch,
-        operator: fence.operator.clone(),
+    let refused = |not_owned| {
+        let (pod_owner, operator) = (fence.owner.clone(), fence.operator.clone());
+        Box::new(FencedWrite { not_owned, pod_owner, epoch: policy.epoch, operator })
     };
     match access(fence, policy.lock.as_ref(), request) {
         Access::Owned(_) | Access::Unfenced => Ok(None),
         Access::Unknown if is_bounded(fence, policy, request) => Ok(None),
-        Access::Unknown => Err(Refusal::Fenced(Box::new(refused(None)))),
+        Access::Unknown => Err(Refusal::Fenced(refused(None))),
         Access::Refused(not_owned) => {
             let refused = refused(Some(not_owned));
             if may_create_lock(policy.lock.as_ref(), request) {
                 Ok(Some(refused))
             } else {
-                Err(Refusal::Fenced(Box::new(refused)))
+                Err(Refusal::Fenced(refused))
             }
         }
     }

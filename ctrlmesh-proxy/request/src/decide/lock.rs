@@ -18,7 +18,7 @@ pub struct LockPlan {
     /// The body may hold the lock, and must be read as a whole.
     pub in_body: bool,
     /// The request is refused for this where its body does not hold the lock.
-    pub unless_lock: Option<FencedWrite>,
+    pub unless_lock: Option<Box<FencedWrite>>,
 }
 
 /// The two names of a lock.

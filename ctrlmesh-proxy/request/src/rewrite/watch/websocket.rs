@@ -51,8 +51,8 @@ fn frame(opcode: u8, payload: &[u8]) -> Vec<u8> {
 
 /// The first encoding that the client names; JSON where it names none.
 fn accepted(accept: &str) -> Encoding {
-    let types = accept.split(',').map(|clause| clause.split(';').next().unwrap_or_default().trim());
-    types.filter_map(Encoding::of).next().unwrap_or(Encoding::Json)
+    let mut types = accept.split(',').map(|clause| clause.split(';').next().unwrap_or_default().trim());
+    types.find_map(Encoding::of).unwrap_or(Encoding::Json)
 }
 
 #[cfg(test)]
