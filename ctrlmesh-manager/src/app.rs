@@ -36,6 +36,7 @@ use crate::labels::migration::MigrationMetrics;
 use crate::leader::lease::{self, Candidate};
 use crate::listen::{Limits, Listener};
 use crate::metrics::{self, PREFIX, Refusals};
+use crate::ownership::fence_state::FenceStates;
 use crate::push::identity::Reviewer;
 use crate::push::service::{
     Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay, ReviewSchedule, SigningQuota,
@@ -87,6 +88,7 @@ struct Metrics {
     migration: MigrationMetrics,
     reviewer: Reviewer,
     leader: Gauge,
+    fences_unproved: Gauge,
     ca_write_failures: Counter,
 }
 
@@ -203,6 +205,7 @@ impl Startup {
         };
         keep_certificates(&context, &presented, metrics.ca_write_failures);
         relay_receipts(&context);
+        context.drain.spawn_until_started(count_unproved(context.fences.subscribe(), metrics.fences_unproved));
         let refusals = metrics.refusals;
         let serving = Serving { context: &context, presented: &presented, refusals };
         serving.proxies(grpc_listener, metrics.push, metrics.reviewer)?;
@@ -222,6 +225,17 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, write_failur
     // Node proxies run in our own namespace.
     let own = context.args.namespace.clone();
     drain.spawn_until_started(context.trust_bundle.clone().follow(leadership, namespaces, own));
+}
+
+/// Counts the fences that are not proved.
+async fn count_unproved(mut fences: FenceStates, gauge: Gauge) {
+    loop {
+        let unproved = fences.borrow_and_update().values().filter(|state| state.enforced_epoch().is_none()).count();
+        gauge.set(i64::try_from(unproved).unwrap_or(i64::MAX));
+        if fences.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Relays receipts to the leader, where this replica has a token.
@@ -347,6 +361,11 @@ impl Metrics {
             migration: MigrationMetrics::register(to),
             reviewer: Reviewer::new(client.clone(), to),
             leader: metrics::gauge(to, "leader", "1 where this replica writes"),
+            fences_unproved: metrics::gauge(
+                to,
+                "fences_unproved",
+                "Roots with a fence in the API server that some endpoint has not shown to enforce; 0 on replicas that do not lead",
+            ),
             ca_write_failures: metrics::counter(
                 to,
                 "ca_write_failures",

@@ -7,7 +7,7 @@ use crate::run::{cargo, run};
 use crate::{build_ebpf, setup};
 
 /// Benchmarks, and the crate and target that each is in.
-const BENCHES: [(&str, &str, &str); 9] = [
+const BENCHES: [(&str, &str, &str); 10] = [
     ("connect", "ctrlmesh-proxy", "connect"),
     ("decide", "ctrlmesh-proxy", "decide"),
     ("request", "ctrlmesh-proxy", "proxy"),
@@ -17,12 +17,14 @@ const BENCHES: [(&str, &str, &str); 9] = [
     ("idle", "ctrlmesh-proxy", "proxy"),
     ("profile", "ctrlmesh-proxy", "proxy"),
     ("manager", "ctrlmesh-e2e", "manager"),
+    ("fence", "ctrlmesh-e2e", "fence"),
 ];
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Which benchmark (connect, decide, request, list, watch, rule, idle, profile or manager); without it, all of them
+    /// Which benchmark (connect, decide, request, list, watch, rule, idle, profile, manager or fence); without it, all
+    /// of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds

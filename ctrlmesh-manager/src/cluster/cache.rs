@@ -200,9 +200,8 @@ impl Cache {
 
     /// What `read` finds in ShardingConfigs, by `NAMESPACE/NAME`. Nothing else is copied.
     pub fn in_configs<T>(&self, read: impl Fn(&ShardingConfig) -> Option<T>) -> BTreeMap<String, T> {
-        let state = lock(&self.state);
-        let found = state.configs.current.iter().filter_map(|(name, config)| Some((name.clone(), read(config)?)));
-        found.collect()
+        let of = |(name, config): (&String, &ShardingConfig)| Some((name.clone(), read(config)?));
+        lock(&self.state).configs.current.iter().filter_map(of).collect()
     }
 
     /// The same, of the one called `NAMESPACE/NAME`.

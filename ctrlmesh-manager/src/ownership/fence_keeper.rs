@@ -8,9 +8,9 @@ use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ctrlmesh_common::names::label;
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -104,7 +104,8 @@ where
         loop {
             let why = match self.is_served().await {
                 Ok(true) => {
-                    self.follow(targets).await;
+                    Box::pin(self.follow(targets)).await;
+                    time::sleep(RETRY.0).await;
                     continue;
                 }
                 Ok(false) => Unfenced::Unsupported,
@@ -121,18 +122,12 @@ where
         Ok(group.recommended_kind("ValidatingAdmissionPolicy").is_some())
     }
 
-    /// Says of every root that it has no fence, and why.
+    /// Says of every root that it has no fence, and why, for a while.
     async fn leave_open(&self, targets: &watch::Sender<Targets>, why: &Unfenced, until: Instant) {
         let mut plans = self.plans.clone();
         loop {
-            let plan = plans.borrow_and_update().clone();
-            let stages =
-                plan.map(|plan| fence_plan::plan(&plan.snapshot, &Existing::default(), &self.namespace).stages);
-            let open = |(root, stage)| {
-                let why = if stage == Stage::Removed { Unfenced::Removed } else { why.clone() };
-                (root, Target::Open(why))
-            };
-            publish(targets, stages.unwrap_or_default().into_iter().map(open).collect());
+            plans.mark_unchanged();
+            self.open_all(targets, why);
             let changed = async { plans.changed().await.is_ok() };
             if !time::timeout_at(until, changed).await.unwrap_or_default() {
                 return time::sleep_until(until).await;
@@ -140,11 +135,22 @@ where
         }
     }
 
+    fn open_all(&self, targets: &watch::Sender<Targets>, why: &Unfenced) {
+        let Some(plan) = self.plans.borrow().clone() else { return };
+        let stages = fence_plan::plan(&plan.snapshot, &Existing::default(), &self.namespace).stages;
+        let open = |(root, stage)| {
+            // Where policies cannot be listed, some may be left.
+            let is_removed = stage == Stage::Removed && *why == Unfenced::Unsupported;
+            (root, Target::Open(if is_removed { Unfenced::Removed } else { why.clone() }))
+        };
+        publish(targets, stages.into_iter().map(open).collect());
+    }
+
     /// Follows roots and policies until the API server does not serve policies any more.
     async fn follow(&self, targets: &watch::Sender<Targets>) {
-        let ours = Config::default().labels(label::FENCE_ROOT);
-        let (policies, policy_events) = self.watch::<ValidatingAdmissionPolicy>(&ours);
-        let (bindings, binding_events) = self.watch::<ValidatingAdmissionPolicyBinding>(&ours);
+        // All are watched: ours may have lost its labels.
+        let (policies, policy_events) = self.watch::<ValidatingAdmissionPolicy>();
+        let (bindings, binding_events) = self.watch::<ValidatingAdmissionPolicyBinding>();
         let mut events = pin!(stream::select(policy_events, binding_events));
         let mut plans = self.plans.clone();
         let mut failures = Failures::new();
@@ -161,7 +167,12 @@ where
                     Ok(()) => {}
                     Err(error) if is_gone(&error) => return,
                     Err(error) => {
-                        warn!(error = telemetry::chain(&error), "watch of the fences failed; goes on");
+                        let why = telemetry::chain(&error);
+                        warn!(error = why, "watch of the fences failed; goes on");
+                        // Nothing is known before the first list.
+                        if policies.all().is_none() || bindings.all().is_none() {
+                            self.open_all(targets, &Unfenced::NotWritten { why });
+                        }
                         continue;
                     }
                 },
@@ -183,20 +194,17 @@ where
         }
     }
 
-    fn watch<K>(
-        &self,
-        ours: &Config,
-    ) -> (Watched<K>, impl Stream<Item = Result<(), watcher::Error>> + Send + use<K, Dial, MayWrite>)
+    fn watch<K>(&self) -> (Watched<K>, impl Stream<Item = Result<(), watcher::Error>> + Send + use<K, Dial, MayWrite>)
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
         let (store, writer) = reflector::store();
-        let is_listed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_listed = Arc::new(AtomicBool::new(false));
         let listed = Arc::clone(&is_listed);
-        let events = watcher(Api::<K>::all(self.client.clone()), ours.clone()).default_backoff();
+        let events = watcher(Api::<K>::all(self.client.clone()), Config::default()).default_backoff();
         let events = reflector::reflector(writer, events).map(move |event| {
             if matches!(event, Ok(Event::InitDone)) {
-                listed.store(true, std::sync::atomic::Ordering::Release);
+                listed.store(true, Ordering::Release);
             }
             event.map(drop)
         });
@@ -209,7 +217,7 @@ where
         let now = Instant::now();
         let is_due = |root: &String| failures.get(root).is_none_or(|failure| now >= failure.not_before);
         let due = plan.actions.iter().filter(|(root, _)| is_due(root));
-        let writes = due.map(|(root, actions)| async move { (root, self.write_all(actions).await) });
+        let writes = due.map(|(root, actions)| async move { (root, Box::pin(self.write_all(actions)).await) });
         let written: Vec<_> = stream::iter(writes.collect::<Vec<_>>()).buffer_unordered(CONCURRENT).collect().await;
         for (root, written) in written {
             match written {
@@ -232,7 +240,7 @@ where
             if !(self.may_write)() {
                 return Err(WriteError::Lost);
             }
-            let written = time::timeout(DEADLINE, self.write_one(action)).await;
+            let written = time::timeout(DEADLINE, Box::pin(self.write_one(action))).await;
             match written.map_err(|_elapsed| WriteError::Slow)? {
                 // Another version is there: a watch brings it.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
@@ -267,16 +275,16 @@ where
     }
 }
 
-/// The objects of one kind that have our label.
+/// The objects of one kind.
 struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
     store: Store<K>,
-    is_listed: Arc<std::sync::atomic::AtomicBool>,
+    is_listed: Arc<AtomicBool>,
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + 'static> Watched<K> {
     /// By name; none until they were listed.
     fn all(&self) -> Option<BTreeMap<String, K>> {
-        let is_listed = self.is_listed.load(std::sync::atomic::Ordering::Acquire);
+        let is_listed = self.is_listed.load(Ordering::Acquire);
         let all = self.store.state().into_iter();
         is_listed.then(|| all.map(|one| (ObjectRef::from_obj(one.as_ref()).name, K::clone(&one))).collect())
     }
@@ -340,3 +348,6 @@ fn stated(stages: BTreeMap<String, Stage>, failures: &Failures) -> Targets {
     };
     stages.into_iter().map(target).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,13 +147,16 @@ fn has_labels(there: &ObjectMeta, wanted: &ObjectMeta) -> bool {
     wanted.labels.iter().flatten().all(|(key, value)| there.and_then(|labels| labels.get(key)) == Some(value))
 }
 
-/// What no root needs, by the root that its labels name.
+/// What no root needs, by the root that its labels name. Without labels it is somebody else's.
 fn superfluous(existing: &Existing, kept: &BTreeSet<String>) -> Vec<(String, Vec<Action>)> {
-    let is_kept = |name: &&String| kept.contains(*name);
-    let bindings = existing.bindings.iter().filter(|(name, _)| !is_kept(name));
+    let is_left = |name: &String, meta: &ObjectMeta| {
+        let labels = meta.labels.as_ref();
+        labels.is_some_and(|labels| labels.contains_key(label::FENCE_ROOT)) && !kept.contains(name)
+    };
+    let bindings = existing.bindings.iter().filter(|(name, binding)| is_left(name, &binding.metadata));
     let bindings = bindings
         .map(|(_, binding)| (labelled(&binding.metadata), vec![Action::RemoveBinding(Box::new(binding.clone()))]));
-    let policies = existing.policies.iter().filter(|(name, _)| !is_kept(name));
+    let policies = existing.policies.iter().filter(|(name, policy)| is_left(name, &policy.metadata));
     let policies =
         policies.map(|(_, policy)| (labelled(&policy.metadata), vec![Action::RemovePolicy(Box::new(policy.clone()))]));
     bindings.chain(policies).collect()

@@ -120,7 +120,7 @@ impl<Dial: Fn(SocketAddr) -> Option<Client>> Prober<'_, Dial> {
             let waiting = roots.values().filter(|known| !known.is_busy);
             let due = waiting.map(|known| known.due).min().unwrap_or(now + CALM);
             tokio::select! {
-                changed = targets.changed() => if changed.is_err() { return std::future::pending().await },
+                ok = targets.changed() => if ok.is_err() { return std::future::pending().await },
                 // The cache outlives this.
                 _ = changes.changed() => {}
                 Some(Round { root, question, answers, clients: all }) = rounds.next() => {
@@ -213,7 +213,7 @@ fn follow(targets: &Targets, roots: &mut BTreeMap<String, Known>, now: Instant) 
                 if known.question != *question {
                     let is_busy = known.is_busy;
                     let version = known.version.clone();
-                    *known = Known { is_busy, version, ..Known::new(question.clone(), now) };
+                    *known = Known { version, is_busy, ..Known::new(question.clone(), now) };
                 }
             }
         }

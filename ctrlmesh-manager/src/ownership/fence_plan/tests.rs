@@ -71,6 +71,19 @@ fn what_somebody_changed_is_written_again() {
 }
 
 #[test]
+fn what_lost_its_labels_gets_them_again_and_others_stay() {
+    let snapshot = snapshot();
+    let mut existing = written(&snapshot);
+    existing.policies.get_mut(POLICY).unwrap().metadata.labels = None;
+    let mut foreign = existing.policies[POLICY].clone();
+    foreign.metadata.name = Some("foreign".to_owned());
+    existing.policies.insert("foreign".to_owned(), foreign);
+    let plan = plan(&snapshot, &existing);
+    assert!(matches!(plan.actions["ops/op"][..], [Action::WritePolicy(_)]), "{plan:?}");
+    assert_eq!(plan.actions.len(), 1);
+}
+
+#[test]
 fn no_policy_is_made_before_the_table_names_a_pod() {
     let mut snapshot = snapshot();
     let existing = written(&snapshot);

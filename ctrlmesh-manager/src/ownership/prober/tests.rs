@@ -12,9 +12,9 @@ fn enforces(revision: &str, epoch: u64) -> Answer {
     Answer::Enforces { revision: revision.to_owned(), epoch }
 }
 
-fn answers(answers: impl IntoIterator<Item = Answer>) -> Result<Vec<(SocketAddr, Answer)>, String> {
+fn answers(answers: impl IntoIterator<Item = Answer>) -> Vec<(SocketAddr, Answer)> {
     let address = |at: usize| SocketAddr::from(([192, 0, 2, 1], u16::try_from(at).unwrap()));
-    Ok(answers.into_iter().enumerate().map(|(at, answer)| (address(at), answer)).collect())
+    answers.into_iter().enumerate().map(|(at, answer)| (address(at), answer)).collect()
 }
 
 #[test]
@@ -22,9 +22,9 @@ fn a_change_of_the_table_is_asked_about_at_once_and_often() {
     let now = Instant::now();
     let mut known = Known::new(question("r"), now);
     known.follow(version(3), now);
-    known.take("ops/op", answers([enforces("r", 2)]), now);
+    known.take("ops/op", Ok(answers([enforces("r", 2)])), now);
     assert_eq!((known.state().enforced_epoch(), known.due), (Some(2), now + RETRY.0));
-    known.take("ops/op", answers([enforces("r", 3)]), now);
+    known.take("ops/op", Ok(answers([enforces("r", 3)])), now);
     assert_eq!((known.state().enforced_epoch(), known.due), (Some(3), now + CALM));
     let later = now + Duration::from_secs(1);
     known.follow(version(3), later);
@@ -51,19 +51,19 @@ fn a_proof_outlives_silence_for_a_while_and_nothing_else() {
     let now = Instant::now();
     let shown = || {
         let mut known = Known::new(question("r"), now);
-        known.take("ops/op", answers([enforces("r", 2), enforces("r", 2)]), now);
+        known.take("ops/op", Ok(answers([enforces("r", 2), enforces("r", 2)])), now);
         known
     };
     let unclear = || Answer::Unclear { why: "silent".to_owned() };
     for other in [Answer::Passed, enforces("old", 9)] {
         let mut known = shown();
-        known.take("ops/op", answers([unclear(), other]), now);
+        known.take("ops/op", Ok(answers([unclear(), other])), now);
         assert_eq!(known.state().enforced_epoch(), None);
     }
     let mut known = shown();
-    known.take("ops/op", answers([enforces("r", 3), unclear()]), now);
+    known.take("ops/op", Ok(answers([enforces("r", 3), unclear()])), now);
     assert_eq!(known.state().enforced_epoch(), Some(2));
-    known.take("ops/op", answers([enforces("r", 3), unclear()]), now + GRACE);
+    known.take("ops/op", Ok(answers([enforces("r", 3), unclear()])), now + GRACE);
     assert_eq!(known.state().enforced_epoch(), None);
 }
 
@@ -74,7 +74,7 @@ fn another_policy_has_to_be_shown_anew() {
     let ask = |revision| Targets::from([("ops/op".to_owned(), Target::Ask(question(revision)))]);
     assert!(follow(&ask("r"), &mut roots, now).is_empty());
     let known = roots.get_mut("ops/op").unwrap();
-    known.take("ops/op", answers([enforces("r", 2)]), now);
+    known.take("ops/op", Ok(answers([enforces("r", 2)])), now);
     assert_eq!(known.state().enforced_epoch(), Some(2));
     follow(&ask("s"), &mut roots, now);
     assert_eq!((roots["ops/op"].state().enforced_epoch(), roots["ops/op"].due), (None, now));

@@ -8,14 +8,16 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
 use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, ROLES, Scope, yaml};
 use ctrlmesh_manager::labels::POLICY;
+use ctrlmesh_manager::ownership::fence_names::object_name;
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingAdmissionPolicy, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+    MutatingAdmissionPolicy, MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
@@ -28,7 +30,9 @@ use crate::process::Replica;
 use crate::token::{self, TestPod};
 
 /// What is granted and not asked for here: by whom, of what, how.
-const NOT_ASKED: [(&str, &str, &str); 3] = [
+const NOT_ASKED: [(&str, &str, &str); 4] = [
+    // The API server looks itself whether whoever writes a fence has this right.
+    (ACCOUNT, "configmaps", "get"),
     // Only where the plugin OwnerReferencesPermissionEnforcement is on.
     (ACCOUNT, "shardingconfigs/finalizers", "update"),
     // Where the same is told again.
@@ -230,6 +234,7 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     }
     let policies: Api<MutatingAdmissionPolicy> = Api::all(client.clone());
     eventually("what labels at once", async || policies.get(POLICY).await.ok()).await;
+    fences(client).await;
     // The API server is reached by another name: the authorities are exchanged.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);
     let before = secrets.get(CA_SECRET).await.unwrap().resource_version();
@@ -257,6 +262,52 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     // Nothing is listed any more: nothing labels at once.
     list(client, "").await;
     [first, second]
+}
+
+/// Has the managers write, restore and remove two fences.
+async fn fences(client: &Client) {
+    let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    for name in ["fenced-a", "fenced-b"] {
+        let kinds = json!([{"apiGroups": ["example.com"], "resources": [name]}]);
+        let root = json!({"metadata": {"name": name}, "spec": {"root": {
+            "prefix": name, "targetStatefulSet": name, "fence": "Server",
+            "auto": {"shardingSize": 1, "everyShardReplicas": 1}, "resourceSelector": [{"relateResources": kinds}],
+        }}});
+        roots.create(&PostParams::default(), &serde_json::from_value(root).unwrap()).await.unwrap();
+        let policy = object_name(OPERATOR, name);
+        let table = async |epoch: u64| {
+            let table = json!({"epoch": epoch, "podUids": {"1": format!("{name}-1-normal")}});
+            let status = Patch::Merge(json!({"status": {"ownership": table}}));
+            roots.patch_status(name, &PatchParams::default(), &status).await.unwrap();
+        };
+        eventually("a fence", async || {
+            // The managers may write the status at the same moment.
+            table(1).await;
+            bindings.get_opt(&policy).await.unwrap()
+        })
+        .await;
+        let tables: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
+        eventually("the next table", async || {
+            table(1000).await;
+            let data = tables.get_opt(&policy).await.unwrap()?.data?;
+            (data["epoch"].parse::<u64>().unwrap() >= 1000).then_some(())
+        })
+        .await;
+        let weak = Patch::Merge(json!({"spec": {"failurePolicy": "Ignore"}}));
+        policies.patch(&policy, &PatchParams::default(), &weak).await.unwrap();
+        let weak = Patch::Merge(json!({"spec": {"validationActions": ["Warn"]}}));
+        bindings.patch(&policy, &PatchParams::default(), &weak).await.unwrap();
+        eventually("the fence as it was", async || {
+            let spec = policies.get(&policy).await.ok()?.spec?;
+            let binding = bindings.get(&policy).await.ok()?.spec;
+            (spec.failure_policy.as_deref() == Some("Fail") && binding.validation_actions == ["Deny"]).then_some(())
+        })
+        .await;
+        roots.delete(name, &DeleteParams::default()).await.unwrap();
+        eventually("no fence", async || policies.get_opt(&policy).await.unwrap().is_none().then_some(())).await;
+    }
 }
 
 /// Has the managers label these kinds.
