@@ -131,18 +131,19 @@ impl Session {
         let (request, mut pending) = self.prepare(request, info, target).await?;
         let took = start.elapsed();
         let write = pending.write.take();
-        let mut sending = pin!(async {
-            if pending.long_running {
-                self.upstream.send(request, on_informational).await
-            } else {
-                self.upstream.send_within(request, self.server.response_timeout, on_informational).await
+        let response = {
+            let mut sending = pin!(async {
+                if pending.long_running {
+                    self.upstream.send(request, on_informational).await
+                } else {
+                    self.upstream.send_within(request, self.server.response_timeout, on_informational).await
+                }
+            });
+            match &write {
+                Some(write) => write.unless_cut(sending.as_mut()).await.ok_or(Failure::Cut)?,
+                None => sending.await,
             }
-        });
-        let response = match &write {
-            Some(write) => write.unless_cut(sending.as_mut()).await.ok_or(Failure::Cut)?,
-            None => sending.await,
-        };
-        let response = response?;
+        }?;
         drop(write);
         let answered = Instant::now();
         let reading = pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));

@@ -118,21 +118,21 @@ fn pods_of_a_root_are_fenced_by_its_table() {
         let policies = compiled.policies.into_values();
         (table, policies.map(|told| (told.shard.unwrap(), told.policy.fence)).collect::<Vec<_>>())
     };
-    let (table, fenced) = fences(rule(""));
+    let (table, of_pods) = fences(rule(""));
     assert_eq!(table.pod_uids.len(), 2);
-    for (shard, fence) in &fenced {
+    for (shard, fence) in &of_pods {
         let fence = fence.as_ref().unwrap();
         assert_eq!((fence.operator.as_str(), fence.owner.as_ref()), ("ops/root", Some(shard)));
         assert_eq!((&fence.slots, &fence.namespaces), (&table.slots, &table.namespaces));
         assert_eq!(fence.resources, [], "every kind");
     }
     let divided = ", resourceSelector: [{relateResources: [{apiGroups: [''], resources: [pods]}]}";
-    let (_, fenced) = fences(rule(&format!("{divided}]")));
-    assert!(fenced.iter().all(|(_, fence)| fence.as_ref().unwrap().resources.len() == 1));
-    let (_, fenced) = fences(rule(", resourceSelector: [{selector: {matchLabels: {a: b}}}]"));
-    assert!(fenced.iter().all(|(_, fence)| fence.as_ref().unwrap().resources.is_empty()));
-    let (_, fenced) = fences(rule(", fence: 'Off'"));
-    assert!(fenced.iter().all(|(_, fence)| fence.is_none()));
+    let (_, of_pods) = fences(rule(&format!("{divided}]")));
+    assert!(of_pods.iter().all(|(_, fence)| fence.as_ref().unwrap().resources.len() == 1));
+    let (_, of_pods) = fences(rule(", resourceSelector: [{selector: {matchLabels: {a: b}}}]"));
+    assert!(of_pods.iter().all(|(_, fence)| fence.as_ref().unwrap().resources.is_empty()));
+    let (_, of_pods) = fences(rule(", fence: 'Off'"));
+    assert!(of_pods.iter().all(|(_, fence)| fence.is_none()));
     let alone = compiled(&[shard("a", "{team: a}")], &[pod("p", &[("shard", "a")])], &Compiled::default());
     assert!(alone.policies.values().all(|told| told.policy.fence.is_none()));
 }
