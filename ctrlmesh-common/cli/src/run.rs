@@ -82,7 +82,7 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
     if made.isolation.is_some() {
         interception::follow(&wanted.cluster, events.sender.clone()).map_err(RunError::Start)?;
     }
-    let mut running = RunningCommand::start(made.plan(args, &wanted)).map_err(RunError::Start)?;
+    let mut running = RunningCommand::start(made.plan(args, &wanted), &events).map_err(RunError::Start)?;
     let code = loop {
         match events.receiver.recv() {
             Ok(Event::Resolved(found)) => {

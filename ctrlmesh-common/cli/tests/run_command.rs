@@ -7,6 +7,7 @@
 mod harness;
 
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -202,6 +203,30 @@ async fn a_signal_that_is_ignored_stays_ignored() {
     run.say();
     let (code, out, _) = run.ended().await;
     assert_eq!((code, out.trim()), (Some(0), "alive"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_the_start_unless_it_is_ignored() {
+    let bed = Bed::new().await;
+    // An API server that accepts and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("https://{}", silent.local_addr().unwrap());
+    bed.kubeconfig(json!({"certificate-authority": "real.crt", "server": server}), json!({}));
+    for (trap, expected) in [("", 130), ("trap '' INT;", 125)] {
+        let inner = bed.run(&[], &["true"]);
+        let mut run = Command::new("env");
+        run.args(["--default-signal", "sh", "-c", &format!("{trap} exec \"$@\""), "--"]).arg(inner.get_program());
+        run.args(inner.get_args()).env("KUBECONFIG", bed.file());
+        let run = Running::start(run);
+        let (connection, _) = silent.accept().unwrap();
+        run.send(Signal::SIGINT);
+        // Where the signal is ignored, `run` ends when the API server hangs up.
+        let kept = trap.is_empty().then_some(connection);
+        let (code, _, error) = run.ended().await;
+        assert_eq!(code, Some(expected), "{trap} {error}");
+        drop(kept);
+        bed.nothing_is_left();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

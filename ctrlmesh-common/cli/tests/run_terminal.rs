@@ -4,6 +4,7 @@
 
 mod harness;
 
+use std::fs;
 use std::process::Command;
 
 use harness::run::{Bed, stderr, stdout, unignored};
@@ -59,6 +60,38 @@ async fn ctrl_c_reaches_the_command_once() {
         at_a_terminal(bed.run(&[], &["python3", "-c", COUNTING]), steps).await;
         bed.nothing_is_left();
     }
+}
+
+/// A ShardingConfig whose explanation is longer than a terminal keeps for its reader.
+fn long_config() -> String {
+    let values: Vec<String> = (0..700).map(|number| format!("{number:050}")).collect();
+    let limits = ["pods", "nodes", "services", "secrets", "configmaps"].map(|resource| {
+        json!({
+            "relateResources": [{"apiGroups": [""], "resources": [resource]}],
+            "selector": {"matchExpressions": [{"key": "slot", "operator": "In", "values": values}]},
+        })
+    });
+    let spec = json!({"selector": {"matchLabels": {"app": "x"}}, "limits": limits});
+    json!({
+        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+        "metadata": {"name": "one"}, "spec": spec,
+    })
+    .to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_between_proxy_and_command_ends_the_command() {
+    let bed = Bed::new().await;
+    let file = bed.pki.path("long.yaml");
+    fs::write(&file, long_config()).unwrap();
+    // Nobody reads the terminal after the first line. So `run` cannot go on to start the command before Ctrl-C.
+    let steps = json!([
+        {"see": "> "}, {"type": "RUN\n"}, {"see": "KUBECONFIG is"}, {"type": "\u{3}"},
+        {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=130"},
+    ]);
+    let flags = ["--explain", "--sharding-config", file.to_str().unwrap()];
+    at_a_terminal(bed.run(&flags, &["sleep", "60"]), steps).await;
+    bed.nothing_is_left();
 }
 
 /// Reads a line and prints it in capitals.

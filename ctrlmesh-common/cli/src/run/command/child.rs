@@ -113,15 +113,20 @@ pub(crate) fn become_command(args: ChildArgs) -> Result<std::convert::Infallible
             "ctrlmesh: files cannot be replaced for the command ({error}): it must honour KUBECONFIG"
         );
     }
-    // An operator without its proxy can do nothing. What was done above would have undone this.
-    prctl::set_pdeathsig(Signal::SIGTERM).map_err(prepare("tie the command to the proxy"))?;
-    if unistd::getppid().as_raw() != args.parent {
-        return Err(ChildError::Orphan);
-    }
+    // An operator without its proxy can do nothing. What was done above would have undone this. SIGTERM is blocked yet.
+    tie(args.parent, Signal::SIGKILL)?;
+    signals::wait_for_start().map_err(prepare("wait for the proxy"))?;
+    tie(args.parent, Signal::SIGTERM)?;
     signals::release().map_err(prepare("let signals through"))?;
     let (program, arguments) = args.command.split_at(1);
     let source = Command::new(&program[0]).args(arguments).exec();
     Err(ChildError::Execute { program: program[0].clone(), source })
+}
+
+/// Has the kernel send a signal to this process when its parent ends.
+fn tie(parent: i32, signal: Signal) -> Result<(), ChildError> {
+    prctl::set_pdeathsig(signal).map_err(prepare("tie the command to the proxy"))?;
+    if unistd::getppid().as_raw() == parent { Ok(()) } else { Err(ChildError::Orphan) }
 }
 
 /// Shows files in the place of others, to this process and its children only.
