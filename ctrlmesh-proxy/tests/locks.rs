@@ -6,8 +6,6 @@
 mod harness;
 
 use std::fs;
-use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +18,6 @@ use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::Command;
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 const MAPS: &str = "/api/v1/namespaces/ops/configmaps";
@@ -261,50 +258,6 @@ async fn yaml_and_cbor_are_refused_where_a_lock_may_be() {
         assert_eq!(client.ask(post(target, kind, body)).await.status, StatusCode::CREATED, "{kind}");
         assert_eq!(upstream.last().body, body, "{kind}");
     }
-}
-
-/// An API server that has one Lease.
-async fn lease_server(seen: Seen) -> http::Response<harness::upstream::Body> {
-    let missing = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404});
-    let (status, body) = match seen.method {
-        http::Method::GET => (StatusCode::NOT_FOUND, missing.to_string().into()),
-        http::Method::POST => (StatusCode::CREATED, seen.body),
-        _ => (StatusCode::OK, seen.body),
-    };
-    let mut response = whole(status, body);
-    response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
-    response
-}
-
-#[tokio::test]
-async fn client_go_that_writes_cbor_takes_its_lock_in_json() {
-    let (pki, upstream, proxy) = bed(lease_server, &[]).await;
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/control-plane");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("elector");
-    let built = Command::new("go").args(["build", "-o"]).arg(&program).arg("./elector").current_dir(module).status();
-    assert!(built.await.expect("Go is needed to build client-go").success());
-    let mut elector = Command::new(program)
-        .args(["-server", &format!("https://{}", proxy.address), "-ca"])
-        .arg(pki.path("mesh.crt"))
-        .env("KUBE_FEATURE_ClientsAllowCBOR", "true")
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let mut line = [0; 8];
-    soon("a leader", elector.stdout.as_mut().unwrap().read_exact(&mut line)).await.unwrap();
-    assert_eq!(&line, b"leading\n");
-    let seen = upstream.seen.lock().unwrap().clone();
-    for request in &seen {
-        assert!(!request.headers["accept"].to_str().unwrap().contains("cbor"), "{request:?}");
-    }
-    let created: Vec<&Seen> = seen.iter().filter(|seen| seen.method == http::Method::POST).collect();
-    let [created] = created[..] else { panic!("{seen:?}") };
-    let lease: Value = serde_json::from_slice(&created.body).unwrap();
-    assert_eq!(lease["metadata"]["name"], "lead---s1");
-    // The first attempt was in CBOR.
-    let refused = proxy.metric(r#"ctrlmesh_proxy_requests_total{verb="create",outcome="refused"}"#);
-    assert!(refused.await >= 1.0);
 }
 
 /// As the API server makes them: the request tells which part of its object a row holds.

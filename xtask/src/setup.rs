@@ -188,8 +188,7 @@ impl Task {
     }
 }
 
-/// What to do about Go, where it is not there, or too old. It is always needed: tests compare us with what is written
-/// in it, and build their operators with it.
+/// What to do about Go, where it is not there, or too old. It builds the API server, and the operators of the tests.
 fn missing_go() -> Option<String> {
     let output = Command::new("go").args(["env", "GOVERSION"]).output();
     let version = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());

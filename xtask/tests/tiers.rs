@@ -10,10 +10,10 @@ use xtask::tools;
 const PROGRAMS: [&str; 6] = ["env", "id", "kill", "setsid", "sh", "sleep"];
 
 /// How a run ended, the rows of its table, and its last line.
-type Seen = (Option<i32>, Vec<String>, String);
+type RunResult = (Option<i32>, Vec<String>, String);
 
-/// Runs the socket tier on a machine without Go.
-fn socket_tier_without_go(strict: bool) -> io::Result<Seen> {
+/// Runs the control-plane tier on a machine without Go.
+fn control_plane_tier_without_go(strict: bool) -> io::Result<RunResult> {
     let folder = tempfile::tempdir()?;
     let [home, path, tools] = ["home", "path", "tools"].map(|name| folder.path().join(name));
     for made in [&home, &path] {
@@ -26,7 +26,7 @@ fn socket_tier_without_go(strict: bool) -> io::Result<Seen> {
         symlink(found, path.join(name))?;
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.args(["test", "--tier", "socket"]).env_clear();
+    command.args(["test", "--tier", "control-plane"]).env_clear();
     command.env("PATH", &path).env("HOME", &home).env(tools::CACHE, &tools);
     if strict {
         command.env("CI", "true");
@@ -43,9 +43,9 @@ fn socket_tier_without_go(strict: bool) -> io::Result<Seen> {
 #[test]
 fn a_tier_that_cannot_run_is_reported_and_fails_in_ci() {
     for (strict, code, verdict) in [(false, 0, "ok. 0 passed; 0 failed;"), (true, 1, "FAILED. 0 passed; 1 failed;")] {
-        let (ended, rows, last) = socket_tier_without_go(strict).unwrap();
+        let (ended, rows, last) = control_plane_tier_without_go(strict).unwrap();
         // The one that was named, and no other.
-        assert_eq!(rows, ["socket 0 0 0 all 0 needs Go"]);
+        assert_eq!(rows, ["control-plane 0 0 0 all 0 needs Go"]);
         assert!(last.starts_with(&format!("test result: {verdict}")), "{last}");
         assert_eq!(ended, Some(code), "CI={strict}");
     }

@@ -21,10 +21,12 @@ import (
 func main() {
 	server := flag.String("server", "", "URL of the API server")
 	authority := flag.String("ca", "", "file with its certificate authority")
+	token := flag.String("token", "", "bearer token")
 	namespace := flag.String("namespace", "ops", "namespace of the Lease")
 	flag.Parse()
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host:            *server,
+		BearerToken:     *token,
 		TLSClientConfig: rest.TLSClientConfig{CAFile: *authority},
 		// Clients of built-in types choose protobuf by themselves.
 		ContentConfig: rest.ContentConfig{ContentType: "application/cbor"},

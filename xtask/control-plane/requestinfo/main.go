@@ -1,5 +1,5 @@
 // Reads lines `METHOD TARGET` and prints what the API server's own code makes of each, one JSON object a line, in the
-// form of `ctrlmesh-proxy classify`.
+// form of `ctrlmesh classify`.
 package main
 
 import (

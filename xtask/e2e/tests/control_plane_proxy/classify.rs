@@ -1,18 +1,14 @@
 //! `classify` against the API server's own code, on generated request lines.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail so")]
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, thread};
 
 use ctrlmesh_request::classify;
 use serde_json::Value;
 
-use random::Random;
-
-#[path = "harness/random.rs"]
-mod random;
+use crate::go;
+use crate::harness::random::Random;
 
 /// How many lines a run compares.
 const LINES: usize = 120_000;
@@ -241,17 +237,8 @@ fn line(random: &mut Random) -> Vec<u8> {
     line
 }
 
-/// Builds the program that asks the server's own code.
-fn built_reference() -> PathBuf {
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../xtask/control-plane");
-    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join("requestinfo");
-    let built = Command::new("go").args(["build", "-o"]).arg(&binary).arg("./requestinfo").current_dir(module).status();
-    assert!(built.expect("Go is needed to build the API server's own code").success());
-    binary
-}
-
 fn reference(lines: &[u8]) -> Vec<u8> {
-    let mut child = Command::new(built_reference())
+    let mut child = Command::new(go::program("requestinfo"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

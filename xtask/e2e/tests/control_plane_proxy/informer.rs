@@ -1,68 +1,30 @@
 //! A policy change under a real client-go informer.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::bed::{ALWAYS, Bed, changes, create_objects, selector_after, write, write_policy};
+use crate::go::{self, Running};
 use crate::harness::proxy::Proxy;
 use crate::harness::{soon, until};
 
-/// The watched client-go informer of `xtask/control-plane/informer`.
-struct Informer {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Informer {
-    fn start(bed: &Bed, proxy: &Proxy, more: &[&str]) -> Self {
-        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../control-plane");
-        let program = bed.pki.path("informer");
-        let go = Command::new("go").args(["build", "-o"]).arg(&program).arg("./informer").current_dir(module).status();
-        assert!(go.unwrap().success());
-        let mut child = Command::new(program)
-            .args(["-server", &format!("https://{}", proxy.address), "-namespace", &bed.namespace])
-            .args(["-token", &bed.token, "-closely", ALWAYS])
-            .arg("-ca")
-            .arg(bed.pki.path("mesh.crt"))
-            .args(more)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        let mut informer = Self { child, lines };
-        assert_eq!(informer.line()["synced"], true);
-        informer
-    }
-
-    fn state(&mut self) -> Value {
-        self.child.stdin.as_mut().unwrap().write_all(b"state\n").unwrap();
-        self.line()
-    }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-}
-
-impl Drop for Informer {
-    fn drop(&mut self) {
-        let _gone = self.child.kill();
-        let _reaped = self.child.wait();
-    }
+/// The watched client-go informer of `xtask/control-plane/informer`, once it has synced.
+fn informer(bed: &Bed, proxy: &Proxy, more: &[&str]) -> Running {
+    let mut command = Command::new(go::program("informer"));
+    command.args(["-server", &format!("https://{}", proxy.address), "-namespace", &bed.namespace]);
+    command.args(["-token", &bed.token, "-closely", ALWAYS, "-ca"]).arg(bed.pki.path("mesh.crt")).args(more);
+    let mut informer = Running::start(&mut command);
+    assert_eq!(informer.json()["synced"], true);
+    informer
 }
 
 async fn changes_reach_a_real_informer(more: &[&str]) {
     let bed = Bed::new().await;
     create_objects(&bed).await;
     let proxy = bed.proxy("policy", "slot in (5,6,9)");
-    let mut informer = Informer::start(&bed, &proxy, more);
+    let mut informer = informer(&bed, &proxy, more);
     let mut selector = String::new();
     let mut written = Vec::new();
     for change in 0..changes() {

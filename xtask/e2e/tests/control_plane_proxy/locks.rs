@@ -2,17 +2,27 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
 
 use http::{Request, StatusCode, Version};
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, names, write_policy};
+use crate::go::{self, Running};
 use crate::harness::client::Client;
 use crate::harness::proxy::Proxy;
 use crate::harness::soon;
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
+
+/// A proxy of the shard that has the lock `lead`.
+fn with_lock(bed: &Bed) -> Proxy {
+    let policy = bed.pki.path("locks");
+    let lock = json!({"lock": {"namespace": bed.namespace, "name": "lead", "shard": "s1"}});
+    fs::write(&policy, lock.to_string()).unwrap();
+    Proxy::start(&bed.pki, bed.upstream(), &["--policy", policy.to_str().unwrap()])
+}
 
 #[tokio::test]
 async fn no_way_to_read_them_shows_another_shards_lock_or_is_refused() {
@@ -20,10 +30,7 @@ async fn no_way_to_read_them_shows_another_shards_lock_or_is_refused() {
     for name in ["lead", "lead---s1", "lead---s2", "other"] {
         bed.create(name, 0).await;
     }
-    let policy = bed.pki.path("locks");
-    let lock = json!({"lock": {"namespace": bed.namespace, "name": "lead", "shard": "s1"}});
-    fs::write(&policy, lock.to_string()).unwrap();
-    let proxy = Proxy::start(&bed.pki, bed.upstream(), &["--policy", policy.to_str().unwrap()]);
+    let proxy = with_lock(&bed);
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
     let maps = bed.config_maps();
     let everywhere = "/api/v1/configmaps";
@@ -48,6 +55,23 @@ async fn no_way_to_read_them_shows_another_shards_lock_or_is_refused() {
         let shown = names(&serde_json::from_slice(&answer.body).unwrap());
         assert!(shown.contains("lead") && !shown.iter().any(|name| name.contains("---")));
     }
+}
+
+#[tokio::test]
+async fn client_go_that_writes_cbor_takes_its_lock_in_json() {
+    let bed = Bed::new().await;
+    let proxy = with_lock(&bed);
+    let mut command = Command::new(go::program("elector"));
+    command.args(["-server", &format!("https://{}", proxy.address), "-namespace", &bed.namespace]);
+    command.args(["-token", &bed.token, "-ca"]).arg(bed.pki.path("mesh.crt"));
+    let mut elector = Running::start(command.env("KUBE_FEATURE_ClientsAllowCBOR", "true"));
+    assert_eq!(elector.line(), "leading\n");
+    let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", bed.namespace);
+    let list = bed.admin("GET", &leases, &Value::Null).await.unwrap();
+    assert_eq!(names(&list), BTreeSet::from(["lead---s1".to_owned()]));
+    // The first attempt was in CBOR.
+    let refused = proxy.metric(r#"ctrlmesh_proxy_requests_total{verb="create",outcome="refused"}"#);
+    assert!(refused.await >= 1.0);
 }
 
 /// More than one page, and the second is larger than the first.

@@ -4,8 +4,11 @@
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod bed;
+mod classify;
 mod clients;
 mod escapes;
+#[path = "../harness/go.rs"]
+mod go;
 mod informer;
 mod locks;
 mod reads;

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -18,7 +18,11 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+#[path = "../harness/go.rs"]
+mod go;
 mod operator;
+
+use go::Running;
 
 /// How many objects there are; each has its number as a label.
 const OBJECTS: usize = 12;
@@ -48,16 +52,12 @@ impl Bed {
         Self { plane, client, namespace, folder: TempDir::new().unwrap() }
     }
 
-    /// One with objects, and the informer.
+    /// One with objects.
     async fn with_objects() -> Self {
         let bed = Self::new().await;
         for number in 0..OBJECTS {
             bed.create(number).await;
         }
-        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../control-plane");
-        let mut go = Command::new("go");
-        go.args(["build", "-o"]).arg(bed.folder.path().join("informer")).arg("./informer");
-        assert!(go.current_dir(module).status().unwrap().success());
         bed
     }
 
@@ -140,60 +140,39 @@ impl Bed {
     /// The watched client-go informer, run with this selector.
     fn informer(&self, kubeconfig: &Path, selector: &str) -> Informer {
         // What ignores SIGINT when `run` starts goes on ignoring it: also tests that run in the background.
-        let mut child = Command::new("env")
+        let mut command = Command::new("env");
+        command
             .args(["--default-signal=INT", env!("CARGO_BIN_EXE_e2e-ctrlmesh")])
             .args(["run", "--interception", "kubeconfig", "--limit", "configmaps"])
             .args(["--selector", selector, "--run-dir"])
             .arg(self.folder.path().join("runs"))
             .arg("--")
-            .arg(self.folder.path().join("informer"))
+            .arg(go::program("informer"))
             .args(["-namespace", &self.namespace])
             .env("KUBECONFIG", kubeconfig)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        let mut informer = Informer { child, lines };
-        assert_eq!(informer.line()["synced"], true);
+            .stderr(Stdio::piped());
+        let mut informer = Informer(Running::start(&mut command));
+        assert_eq!(informer.0.json()["synced"], true);
         informer
     }
 }
 
-struct Informer {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
+struct Informer(Running);
 
 impl Informer {
     fn store(&mut self) -> BTreeMap<String, String> {
-        self.child.stdin.as_mut().unwrap().write_all(b"state\n").unwrap();
-        let state = self.line();
+        let state = self.0.state();
         assert_eq!((&state["lists"], &state["wrong"]), (&json!(1), &json!([])));
         serde_json::from_value(state["store"].clone()).unwrap()
     }
 
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-
     /// Ends it as a terminal would; what `run` says at the end.
     fn interrupted(mut self) -> (Option<i32>, String) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        let pid = Pid::from_raw(i32::try_from(self.0.child.id()).unwrap());
         signal::kill(pid, Signal::SIGINT).unwrap();
         let mut text = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-        (self.child.wait().unwrap().code(), text)
-    }
-}
-
-impl Drop for Informer {
-    fn drop(&mut self) {
-        let _gone = self.child.kill();
-        let _reaped = self.child.wait();
+        self.0.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        (self.0.child.wait().unwrap().code(), text)
     }
 }
 
