@@ -25,17 +25,17 @@ struct Arguments {
 enum Command {
     /// Print the CustomResourceDefinitions, or write them into a folder
     Crds {
-        /// The folder to write into, a file per resource; without it they are printed
+        /// Folder for one file for each definition. Without it, they are printed
         #[arg(long, value_name = "FOLDER")]
         output: Option<PathBuf>,
     },
     /// Print the service accounts and roles of the manager, or write them into a file
     Rights {
-        /// The file to write; without it they are printed
+        /// File to write. Without it, they are printed
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Run in a cluster, beside any number of replicas
+    /// Run the manager in a cluster; any number of replicas may run beside it
     Run(Box<RunArgs>),
 }
 

@@ -8,6 +8,7 @@ use clap::Args;
 use ctrlmesh_common::names::{label, port};
 use ctrlmesh_common::selector::{KeyError, check_key};
 use ctrlmesh_common::slots::NamespaceHash;
+use ctrlmesh_runtime::duration;
 use ctrlmesh_runtime::listen::all_interfaces;
 use thiserror::Error;
 
@@ -17,25 +18,26 @@ use crate::telemetry::LogFormat;
 
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// How the API server is reached; without it as a pod does, or as kubectl
+    /// Kubeconfig for the API server. The default is the pod's service account, or what kubectl would use
     #[arg(long, env = "CTRLMESH_MANAGER_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The manager's own namespace
+    /// Namespace in which the manager runs, with its Lease, Secret and Service
     #[arg(long, env = "CTRLMESH_MANAGER_NAMESPACE", default_value = "ctrlmesh-system")]
     pub namespace: String,
-    /// What this replica is called; the default is the host's name, which is the pod's
+    /// Name of this replica, unique among all. The default is the host name, which is the pod's name
     #[arg(long, env = "CTRLMESH_MANAGER_IDENTITY", value_name = "NAME")]
     pub identity: Option<String>,
-    /// The Service behind which all replicas are
+    /// Name of the Service in front of all replicas
     #[arg(long, env = "CTRLMESH_MANAGER_SERVICE", default_value = "ctrlmesh-manager", value_name = "NAME")]
     pub service: String,
-    /// A further DNS name or address by which the manager is reached; may be repeated
+    /// A further DNS name or IP address in the manager's own certificate. May be repeated
     #[arg(long, env = "CTRLMESH_MANAGER_SERVING_NAME", value_name = "NAME", value_delimiter = ',')]
     pub serving_name: Vec<String>,
-    /// A further DNS name or address by which operators know the API server; may be repeated
+    /// A further DNS name or IP address by which operators call the API server: the certificates of proxies carry it.
+    /// May be repeated
     #[arg(long, env = "CTRLMESH_MANAGER_API_SERVER_NAME", value_name = "NAME", value_delimiter = ',')]
     pub api_server_name: Vec<String>,
-    /// The service account of node proxies
+    /// Service account of the node proxies
     #[arg(
         long,
         env = "CTRLMESH_MANAGER_NODE_ACCOUNT",
@@ -43,7 +45,7 @@ pub struct RunArgs {
         value_name = "NAMESPACE/NAME"
     )]
     pub node_account: String,
-    /// The service account of the manager itself
+    /// Service account of the manager itself
     #[arg(
         long,
         env = "CTRLMESH_MANAGER_ACCOUNT",
@@ -51,40 +53,40 @@ pub struct RunArgs {
         value_name = "NAMESPACE/NAME"
     )]
     pub account: String,
-    /// Service account of the manager's namespace as which labels are put right, so that the API server can let that
-    /// wait; the manager must be allowed to impersonate it. Without it, that is done as all the rest is
+    /// Service account, in the manager's namespace, that the manager impersonates to label existing objects. The API
+    /// server can then give that work a lower priority. Without it, the manager uses its own account
     #[arg(long, env = "CTRLMESH_MANAGER_BACKGROUND_ACCOUNT", value_name = "NAME")]
     pub background_account: Option<String>,
-    /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said,
-    /// and asks it for pods' shards
+    /// File with this replica's service account token for audience `ctrlmesh`. The replica shows it to the leader.
+    /// Needed with more than one replica
     #[arg(long, env = "CTRLMESH_MANAGER_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
-    /// Where the other replicas reach this one's gRPC, with or without its port; the default is where it listens
+    /// IP address, with or without port, at which the other replicas reach this one. The default is where it listens
     #[arg(long, env = "CTRLMESH_MANAGER_GRPC_ADDRESS", value_name = "IP[:PORT]", value_parser = reachable)]
     pub grpc_address: Option<Reachable>,
-    /// Host by which the API server asks the webhooks that the manager registers, at the port of --listen-webhook; the
-    /// default is the Service, at port 443
+    /// Host in the URL of the webhooks that the manager registers, at the port of --listen-webhook. The default is the
+    /// Service, at port 443
     #[arg(long, env = "CTRLMESH_MANAGER_WEBHOOK_HOST", value_name = "HOST")]
     pub webhook_host: Option<String>,
-    /// How long a certificate authority lives
-    #[arg(long, env = "CTRLMESH_MANAGER_CA_VALIDITY", default_value = "8760h", value_name = "DURATION", value_parser = duration)]
+    /// How long a certificate authority of the manager is valid
+    #[arg(long, env = "CTRLMESH_MANAGER_CA_VALIDITY", default_value = "8760h", value_name = "DURATION", value_parser = duration::parse)]
     pub ca_validity: Duration,
-    /// How many proxies may be connected
+    /// Most proxies that may be connected to this replica
     #[arg(long, env = "CTRLMESH_MANAGER_MAX_PROXIES", default_value_t = 20_000, value_name = "N")]
     pub max_proxies: usize,
-    /// Where proxies connect
+    /// Address and port on which proxies connect
     #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_GRPC", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_GRPC))]
     pub listen_grpc: SocketAddr,
-    /// Where the API server calls the webhooks
+    /// Address and port of the webhooks
     #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_WEBHOOK", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_WEBHOOK))]
     pub listen_webhook: SocketAddr,
-    /// Where liveness and readiness are served
+    /// Address and port of the liveness and readiness pages
     #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_PROBES", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_PROBES))]
     pub listen_probes: SocketAddr,
-    /// Where metrics are served
+    /// Address and port of the metrics page
     #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_METRICS", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_METRICS))]
     pub listen_metrics: SocketAddr,
-    /// The image of the proxy that pods get beside their operator
+    /// Image of the proxy container that the manager injects
     #[arg(
         long,
         env = "CTRLMESH_MANAGER_PROXY_IMAGE",
@@ -92,7 +94,7 @@ pub struct RunArgs {
         value_name = "IMAGE"
     )]
     pub proxy_image: String,
-    /// When nodes pull that image
+    /// Pull policy of the proxy container
     #[arg(
         long,
         env = "CTRLMESH_MANAGER_PROXY_PULL_POLICY",
@@ -104,34 +106,36 @@ pub struct RunArgs {
     /// How objects are labelled
     #[command(flatten)]
     pub labels: LabelArgs,
-    /// How long what is under way may take to end after SIGTERM
-    #[arg(long, env = "CTRLMESH_MANAGER_DRAIN_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration)]
+    /// Leave labels with former keys on objects after the keys or the hash changed. Without it, the manager removes
+    /// them once every proxy uses the new ones
+    #[arg(long, env = "CTRLMESH_MANAGER_KEEP_FORMER_LABELS")]
+    pub keep_former_labels: bool,
+    /// Most objects that the manager labels in a second
+    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_RATE", default_value_t = 100, value_name = "N")]
+    pub label_rate: u32,
+    /// Longest time after SIGTERM for requests and connections that are under way
+    #[arg(long, env = "CTRLMESH_MANAGER_DRAIN_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration::parse)]
     pub drain_timeout: Duration,
-    /// The form of log lines
+    /// Format of log lines
     #[arg(long, env = "CTRLMESH_MANAGER_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct LabelArgs {
-    /// Key of the label with the hash of an object's namespace
+    /// Key of the label with the slot of an object's namespace
     #[arg(long, env = "CTRLMESH_MANAGER_LABEL_SHARDING_HASH", default_value = label::SHARDING_HASH, value_name = "KEY", value_parser = label_key)]
     pub label_sharding_hash: String,
-    /// Key of the label with an object's namespace
+    /// Key of the label with the name of an object's namespace
     #[arg(long, env = "CTRLMESH_MANAGER_LABEL_NAMESPACE", default_value = label::NAMESPACE, value_name = "KEY", value_parser = label_key)]
     pub label_namespace: String,
-    /// Key of the label that says that an object is given to shards
+    /// Key of the label whose value `true` marks an object that belongs to shards
     #[arg(long, env = "CTRLMESH_MANAGER_LABEL_CONTROL", default_value = label::CONTROL, value_name = "KEY", value_parser = label_key)]
     pub label_control: String,
-    /// How a namespace becomes a hash: fnv1a, or kusionstack as the predecessors do it
+    /// Hash from a namespace to its slot. fnv1a spreads evenly; kusionstack gives the slots of KusionStack's controller
+    /// mesh, for a migration
     #[arg(long, env = "CTRLMESH_MANAGER_SHARDING_HASH", default_value = "fnv1a", value_name = "HASH")]
     pub sharding_hash: NamespaceHash,
-    /// Keep the labels from before on objects after their keys or the hash were changed, for as long as this is given
-    #[arg(long, env = "CTRLMESH_MANAGER_KEEP_FORMER_LABELS")]
-    pub keep_former_labels: bool,
-    /// How many objects that lack labels are labelled in a second, at most
-    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_RATE", default_value_t = 100, value_name = "N")]
-    pub label_rate: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,12 +158,6 @@ pub struct ReachableError {
 )]
 pub struct SameKeysError {
     keys: [String; 3],
-}
-
-#[derive(Debug, Error)]
-#[error("`{seen}` is not a duration such as 500ms, 5s, 2m or 8760h")]
-pub struct DurationError {
-    seen: String,
 }
 
 impl RunArgs {
@@ -218,22 +216,6 @@ fn reachable(text: &str) -> Result<Reachable, ReachableError> {
     whole.or_else(|_no_port| bare()).map_err(|_neither| ReachableError { seen: text.to_owned() })
 }
 
-/// Reads `500ms`, `5s`, `2m`, `1h`.
-fn duration(text: &str) -> Result<Duration, DurationError> {
-    let wrong = || DurationError { seen: text.to_owned() };
-    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let (number, unit) = text.split_at(digits);
-    let number: u32 = number.parse().map_err(|_unfit| wrong())?;
-    let unit = match unit {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_mins(1),
-        "h" => Duration::from_hours(1),
-        _ => return Err(wrong()),
-    };
-    Ok(unit * number)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,14 +255,5 @@ mod tests {
         let listens = [run.listen_grpc, run.listen_webhook, run.listen_probes, run.listen_metrics];
         assert_eq!(listens.map(|one| one.port()), [8071, 9443, 8081, 8080]);
         assert!(listens.iter().all(|one| one.ip().is_unspecified()), "{listens:?}");
-    }
-
-    #[test]
-    fn a_duration_needs_its_unit() {
-        assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
-        assert_eq!(duration("8760h").unwrap(), Duration::from_hours(8760));
-        for wrong in ["5", "s", "-1s", "1.5s", "5 s", ""] {
-            assert!(duration(wrong).is_err(), "{wrong}");
-        }
     }
 }

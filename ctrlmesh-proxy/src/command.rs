@@ -25,18 +25,18 @@ enum Command {
     Sidecar(Box<SidecarArgs>),
     /// Serve the pods of a node, whose connections the kernel redirects
     Node(Box<NodeArgs>),
-    /// Redirect the connections of a cgroup to a proxy, with eBPF
+    /// Redirect the connections of a cgroup to a proxy by hand, with eBPF
     Intercept(ctrlmesh_intercept::command::Arguments),
-    /// Ask the proxy of the same container for a page, and fail where it is not ready
+    /// Fetch a page of the proxy in the same container; fails unless the answer is 200
     Probe(ProbeArgs),
 }
 
 #[derive(Debug, Args)]
 struct ProbeArgs {
-    /// The proxy's --probe-socket
+    /// Unix socket of the proxy, as given to it by --probe-socket
     #[arg(long, env = "CTRLMESH_PROXY_PROBE_SOCKET", value_name = "FILE")]
     socket: PathBuf,
-    /// The page
+    /// Path of the page: /readyz, /healthz or /metrics
     #[arg(default_value = "/readyz")]
     page: String,
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, value_parser};
 use ctrlmesh_common::names::port;
+use ctrlmesh_runtime::duration;
 use ctrlmesh_runtime::listen::all_interfaces;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
@@ -25,59 +26,61 @@ const SERVICE_ACCOUNT_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/
 /// What every mode of the proxy is told.
 #[derive(Clone, Debug, Args)]
 pub struct CommonArgs {
-    /// The CA that the API server's certificate is verified against; read again when it changes.
+    /// PEM file with the CA of the API server's certificate. It is read again when it changes.
     #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM_CA", default_value = SERVICE_ACCOUNT_CA, value_name = "FILE")]
     pub upstream_ca: PathBuf,
-    /// The certificate to present to operators, with its chain, PEM.
+    /// PEM file with the certificate that operators see, and its chain. Needs --tls-key.
     #[arg(long, env = "CTRLMESH_PROXY_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// The key of that certificate.
+    /// PEM file with the private key of --tls-cert.
     #[arg(long, env = "CTRLMESH_PROXY_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// The mesh CA, as CERT,KEY: certificates are issued by it instead.
+    /// PEM files of a CA and its key, as CERT,KEY. The proxy issues its own certificate with them, in the place of
+    /// --tls-cert.
     #[arg(long, env = "CTRLMESH_PROXY_MESH_CA", value_name = "CERT,KEY", conflicts_with_all = ["tls_cert", "tls_key"])]
     pub mesh_ca: Option<MeshCa>,
-    /// A further DNS name or address that issued certificates carry; may be repeated.
+    /// A further DNS name or IP address in the certificates that the proxy issues. May be repeated.
     #[arg(long, env = "CTRLMESH_PROXY_TLS_NAME", value_name = "NAME", value_delimiter = ',')]
     pub tls_name: Vec<String>,
-    /// Where health, readiness and metrics are served.
+    /// Address and port of the pages for health, readiness and metrics.
     #[arg(long, env = "CTRLMESH_PROXY_ADMIN_LISTEN", value_name = "ADDRESS",
           default_value_t = all_interfaces(port::PROXY_ADMIN))]
     pub admin_listen: SocketAddr,
-    /// Threads that serve connections; 0 means one a core.
+    /// Number of threads that serve connections. 0 means one for each processor.
     #[arg(long, env = "CTRLMESH_PROXY_THREADS", default_value_t = 0, value_name = "N")]
     pub threads: usize,
-    /// How many connections of clients may be open at once.
+    /// Most client connections that may be open at once, in the whole process.
     #[arg(long, env = "CTRLMESH_PROXY_MAX_CONNECTIONS", default_value_t = 16_384, value_name = "N")]
     pub max_connections: usize,
-    /// How many of them may be of one pod, where one process serves many: so no pod takes the places of the others.
+    /// Most client connections that one pod may have open at once. Counts in node mode only.
     #[arg(long, env = "CTRLMESH_PROXY_MAX_CONNECTIONS_PER_POD", default_value_t = 1_024, value_name = "N")]
     pub max_connections_per_pod: usize,
-    /// How much memory the process may use: in bytes, or with Ki, Mi or Gi behind it. Half of it may wait for those who
-    /// do not read, and a quarter of that for one pod, where one process serves many.
+    /// Memory that the process may use: bytes, or a number with Ki, Mi or Gi; at least 16Mi. Up to half of it buffers
+    /// data for slow readers; in node mode, one pod gets a quarter of that half.
     #[arg(long, env = "CTRLMESH_PROXY_MEMORY_LIMIT", default_value = "512Mi", value_name = "AMOUNT")]
     pub memory_limit: MemoryLimit,
-    /// How long a connection to the API server may take to open, TLS included.
-    #[arg(long, env = "CTRLMESH_PROXY_CONNECT_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
+    /// Longest time to open a connection to the API server, TLS included.
+    #[arg(long, env = "CTRLMESH_PROXY_CONNECT_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration::parse)]
     pub connect_timeout: Duration,
-    /// How long the API server may take to answer what is not a watch, a log, an exec or the like.
-    #[arg(long, env = "CTRLMESH_PROXY_RESPONSE_TIMEOUT", default_value = "120s", value_name = "DURATION", value_parser = duration)]
+    /// Longest time until the API server answers a request. Watches, logs, exec, attach and port-forward have no such
+    /// limit.
+    #[arg(long, env = "CTRLMESH_PROXY_RESPONSE_TIMEOUT", default_value = "120s", value_name = "DURATION", value_parser = duration::parse)]
     pub response_timeout: Duration,
-    /// How long nothing may come over an HTTP/2 connection from the API server: after two thirds of that it is asked by
-    /// a PING whether it is still there, and then it is given up, with the watches on it.
-    #[arg(long, env = "CTRLMESH_PROXY_SILENCE_TIMEOUT", default_value = "45s", value_name = "DURATION", value_parser = duration)]
+    /// Longest silence on an HTTP/2 connection to the API server. After two thirds of it the proxy sends a PING; after
+    /// all of it the proxy closes the connection and its watches.
+    #[arg(long, env = "CTRLMESH_PROXY_SILENCE_TIMEOUT", default_value = "45s", value_name = "DURATION", value_parser = duration::parse)]
     pub silence_timeout: Duration,
-    /// How long writes under way may take to end, where a new policy takes their objects away from the pod; then they are
-    /// cut. Only then is the policy acknowledged.
-    #[arg(long, env = "CTRLMESH_PROXY_WRITE_DRAIN_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
+    /// Longest time for writes that are under way to objects that a new policy takes away from the pod. Then the proxy
+    /// cuts them, and acknowledges the policy.
+    #[arg(long, env = "CTRLMESH_PROXY_WRITE_DRAIN_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration::parse)]
     pub write_drain_timeout: Duration,
-    /// How long a client may take from connecting to the end of its first request's head.
-    #[arg(long, env = "CTRLMESH_PROXY_HEADER_TIMEOUT", default_value = "30s", value_name = "DURATION", value_parser = duration)]
+    /// Longest time from a client's connection to the end of its first request's head.
+    #[arg(long, env = "CTRLMESH_PROXY_HEADER_TIMEOUT", default_value = "30s", value_name = "DURATION", value_parser = duration::parse)]
     pub header_timeout: Duration,
-    /// How long requests under way may take to end after SIGTERM.
-    #[arg(long, env = "CTRLMESH_PROXY_DRAIN_TIMEOUT", default_value = "25s", value_name = "DURATION", value_parser = duration)]
+    /// Longest time after SIGTERM for requests that are under way. Then the proxy cuts them.
+    #[arg(long, env = "CTRLMESH_PROXY_DRAIN_TIMEOUT", default_value = "25s", value_name = "DURATION", value_parser = duration::parse)]
     pub drain_timeout: Duration,
-    /// The form of log lines.
+    /// Format of log lines.
     #[arg(long, env = "CTRLMESH_PROXY_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
 }
@@ -85,15 +88,15 @@ pub struct CommonArgs {
 /// What `sidecar` is told.
 #[derive(Clone, Debug, Args)]
 pub struct SidecarArgs {
-    /// Where operators connect; may be repeated.
+    /// Address and port on which operators connect. May be repeated.
     #[arg(long, env = "CTRLMESH_PROXY_LISTEN", value_name = "ADDRESS", value_delimiter = ',',
           default_values_t = [SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port::PROXY_API)])]
     pub listen: Vec<SocketAddr>,
-    /// The API server, as https://HOST:PORT; the default is what Kubernetes tells every pod.
+    /// URL of the API server, as https://HOST:PORT. The default is the API server that Kubernetes names to every pod.
     #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM", value_name = "URL")]
     pub upstream: Option<Upstream>,
-    /// Where the node's proxy has the kernel send connections, on all addresses; only those that come from inside the
-    /// pod are taken.
+    /// Port for connections that the node's kernel redirects to this sidecar, on all addresses. The proxy accepts them
+    /// only from inside its pod. Without it, the sidecar accepts none.
     #[arg(long, env = "CTRLMESH_PROXY_REDIRECTED", value_name = "PORT", value_parser = value_parser!(u16).range(1..))]
     pub redirected: Option<u16>,
     /// Where the pod's policy comes from; without one, and without a manager, everything passes.
@@ -110,7 +113,8 @@ pub struct SidecarArgs {
 /// What `node` is told.
 #[derive(Clone, Debug, Args)]
 pub struct NodeArgs {
-    /// File with the pods of this node that are served, in JSON or YAML; read again when it changes.
+    /// JSON or YAML file with the pods to serve on this node, in the place of --manager. It is read again when it
+    /// changes.
     #[arg(
         long,
         env = "CTRLMESH_PROXY_PODS",
@@ -122,36 +126,36 @@ pub struct NodeArgs {
     /// The manager, that tells the pods of this node and their policies instead.
     #[command(flatten)]
     pub manager: ManagerArgs,
-    /// Our own `DaemonSet`: where it is gone when this process ends, or its namespace, pods are let go of; otherwise
-    /// they wait for the next process.
+    /// The DaemonSet of this proxy. When the process ends and the DaemonSet or its namespace is gone, the proxy stops
+    /// redirecting; otherwise pods wait for the next process. Needs --api-token.
     #[arg(long, env = "CTRLMESH_PROXY_DAEMON_SET", value_name = "NAMESPACE/NAME", requires = "api_token")]
     pub daemon_set: Option<PodName>,
-    /// Our own account's token, made out to the API server, to ask for that.
+    /// File with this account's token for the API server, to look for --daemon-set.
     #[arg(long, env = "CTRLMESH_PROXY_API_TOKEN", value_name = "FILE", requires = "daemon_set")]
     pub api_token: Option<PathBuf>,
-    /// The name of this node, for the manager.
+    /// Name of this node, as the manager knows it. Needed with --manager.
     #[arg(long, env = "CTRLMESH_PROXY_NODE", value_name = "NAME")]
     pub node: Option<String>,
-    /// What is redirected: ADDRESS:PORT or PREFIX/LENGTH:PORT, IPv6 in brackets; may be repeated. The default is what
-    /// Kubernetes tells every pod of the API server. Where there is a manager, also wherever that says that it is.
+    /// Address to redirect: ADDRESS:PORT or PREFIX/LENGTH:PORT, with IPv6 in brackets. May be repeated. The default is
+    /// the cluster's address of the API server. A manager adds the addresses that it knows.
     #[arg(long, env = "CTRLMESH_PROXY_TARGET", value_name = "TARGET", value_delimiter = ',')]
     pub target: Vec<ctrlmesh_intercept::Target>,
-    /// Where redirected connections arrive in each pod's network namespace.
+    /// Port in each pod's network namespace to which the kernel redirects connections.
     #[arg(long, env = "CTRLMESH_PROXY_REDIRECT_PORT", value_name = "PORT",
           default_value_t = port::PROXY_REDIRECTED, value_parser = value_parser!(u16).range(1..))]
     pub redirect_port: u16,
-    /// Folder in which a process that ends meets the one that follows: it serves on until that one does, and gives it
-    /// its listeners, so that nothing is refused in between. Without it, what is new is refused.
+    /// Folder with the socket by which an ending process gives its listeners to the next one, so that no connection is
+    /// refused. Without it, new connections are refused in between.
     #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_DIR", value_name = "DIR")]
     pub handover_dir: Option<PathBuf>,
-    /// How long a process that is told to end serves on where none has come yet to follow it.
-    #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_TIMEOUT", default_value = "60s", value_name = "DURATION", value_parser = duration)]
+    /// Longest time after SIGTERM in which the process keeps serving while it waits for the next one.
+    #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_TIMEOUT", default_value = "60s", value_name = "DURATION", value_parser = duration::parse)]
     pub handover_timeout: Duration,
-    /// Where `ctrlmesh-proxy probe` asks this process and no other: with two of them on a node, only one has
-    /// --admin-listen.
+    /// Unix socket on which `ctrlmesh-proxy probe` asks this process. While two processes run on a node, only one of
+    /// them has --admin-listen.
     #[arg(long, env = "CTRLMESH_PROXY_PROBE_SOCKET", value_name = "FILE")]
     pub probe_socket: Option<PathBuf>,
-    /// Folder of the pins, on a BPF file system.
+    /// Folder on a BPF file system for the kernel programs and maps that outlive the process.
     #[arg(long, env = "CTRLMESH_PROXY_PIN_DIR", value_name = "DIR", default_value_os_t = default_pins())]
     pub pin_dir: PathBuf,
     /// What all modes are told.
@@ -192,8 +196,6 @@ pub enum ConfigError {
     MeshCa { seen: String },
     #[error("which certificate: give --manager, --mesh-ca, or --tls-cert and --tls-key")]
     NoCertificate,
-    #[error("`{seen}` is not a duration such as 500ms, 5s or 2m")]
-    Duration { seen: String },
 }
 
 impl CommonArgs {
@@ -294,22 +296,6 @@ impl FromStr for MeshCa {
     }
 }
 
-/// Reads `500ms`, `5s`, `2m`, `1h`.
-fn duration(text: &str) -> Result<Duration, ConfigError> {
-    let wrong = || ConfigError::Duration { seen: text.to_owned() };
-    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let (number, unit) = text.split_at(digits);
-    let number: u32 = number.parse().map_err(|_unfit| wrong())?;
-    let unit = match unit {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_mins(1),
-        "h" => Duration::from_hours(1),
-        _ => return Err(wrong()),
-    };
-    Ok(unit * number)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,15 +308,6 @@ mod tests {
         assert_eq!(parsed, Upstream { host: "kubernetes.default.svc".into(), port: 443 });
         for wrong in ["http://10.0.0.1:443", "10.0.0.1:443", "https://", "https://a/b", "https://token@host"] {
             assert!(wrong.parse::<Upstream>().is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_duration_needs_its_unit() {
-        assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
-        assert_eq!(duration("2m").unwrap(), Duration::from_mins(2));
-        for wrong in ["5", "s", "-1s", "1.5s", "5 s", ""] {
-            assert!(duration(wrong).is_err(), "{wrong}");
         }
     }
 }

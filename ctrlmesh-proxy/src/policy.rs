@@ -36,10 +36,10 @@ pub type Current = watch::Receiver<Arc<Policy>>;
 /// Where the policy comes from, on the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PolicyArgs {
-    /// File with the policy of this pod, in JSON or YAML; read again when it changes.
+    /// JSON or YAML file with the policy of this pod. It is read again when it changes.
     #[arg(long, env = "CTRLMESH_PROXY_POLICY", value_name = "FILE", conflicts_with = "manager")]
     pub policy: Option<PathBuf>,
-    /// File with `ShardingConfigs`, one of which selects this pod; read again when it changes.
+    /// YAML or JSON file with ShardingConfigs, one of which selects the pod of --pod. It is read again when it changes.
     #[arg(
         long,
         env = "CTRLMESH_PROXY_SHARDING_CONFIG",
@@ -48,10 +48,11 @@ pub struct PolicyArgs {
         requires = "pod"
     )]
     pub sharding_config: Option<PathBuf>,
-    /// The pod that is served.
+    /// Namespace and name of the pod that the proxy serves. Needed with --manager and --sharding-config.
     #[arg(long, env = "CTRLMESH_PROXY_POD", value_name = "NAMESPACE/NAME")]
     pub pod: Option<PodName>,
-    /// A label of that pod, for the selectors of `ShardingConfigs`; its name in a StatefulSet is known.
+    /// A label of that pod, which a ShardingConfig may select. The label with its name in a StatefulSet is implied. May
+    /// be repeated.
     #[arg(long = "pod-label", env = "CTRLMESH_PROXY_POD_LABELS", value_name = "KEY=VALUE", value_delimiter = ',')]
     pub pod_labels: Vec<PodLabel>,
 }

@@ -16,11 +16,11 @@ use crate::files::{exit_code, manifests};
 /// What is asked for.
 #[derive(Args, Debug)]
 pub(crate) struct Compile {
-    /// A YAML or JSON file with ShardingConfigs, and the pods, workloads and namespaces that they speak of, or a folder
-    /// of such; may be given several times
+    /// A YAML or JSON file, or a folder with such files: ShardingConfigs, and the pods, workloads and namespaces that
+    /// they name. May be repeated
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
-    /// What this command printed before: what has not changed since keeps its epoch
+    /// File with an earlier output of this command. A policy that did not change since keeps its epoch
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
     #[command(flatten)]

@@ -20,7 +20,7 @@ use ctrlmesh_runtime::telemetry::{self, LogFormat};
 /// The file name under which `kubectl` finds the program as its plugin.
 const PLUGIN: &str = "kubectl-ctrlmesh";
 
-/// Runs any operator through a shard, and checks what shards are made of, without a change to the cluster
+/// Runs any operator through a shard, and checks ShardingConfigs, without a change to the cluster
 #[derive(Debug, Parser)]
 #[command(name = "ctrlmesh", version)]
 struct Arguments {
@@ -35,13 +35,13 @@ enum Command {
     /// Become the command of `run`
     #[command(hide = true, name = run::CHILD)]
     Child(run::ChildArgs),
-    /// Check our resources in files, without a cluster; exits with 1 where one would be refused, or none is there
+    /// Check ctrlmesh resources in files, without a cluster. Exits with 1 if one would be refused, or there is none
     Validate(validate::Validate),
-    /// Print the policy of every pod in files, without a cluster; exits with 1 where something is wrong
+    /// Print the policy of every pod in files, without a cluster. Exits with 1 if something is wrong
     Compile(compile::Compile),
-    /// Print what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line
+    /// Print how the API server classifies each `METHOD TARGET` line on standard input, as one JSON object a line
     Classify,
-    /// Redirect the connections of a cgroup to a proxy, with eBPF
+    /// Redirect the connections of a cgroup to a proxy by hand, with eBPF
     Intercept(ctrlmesh_intercept::command::Arguments),
 }
 

@@ -18,7 +18,7 @@ use crate::files::{exit_code, files};
 /// What is asked for.
 #[derive(Args, Debug)]
 pub(crate) struct Validate {
-    /// A YAML or JSON file, or a folder of such; may be given several times, and all are checked together
+    /// A YAML or JSON file, or a folder with such files. May be repeated; all files are checked together
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
     #[command(flatten)]

@@ -5,6 +5,7 @@
 
 pub mod sync;
 pub mod jitter;
+pub mod duration;
 pub mod telemetry;
 pub mod poll_on_wake;
 pub mod drain;

@@ -150,7 +150,7 @@ fn migrate_labels(
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
         wanted: context.labelling.clone(),
-        keeps_former: context.args.labels.keep_former_labels,
+        keeps_former: context.args.keep_former_labels,
         cache: labels.cache,
         plans,
         contacts: move || receipts.contacts(),
@@ -235,7 +235,7 @@ fn labeller(
         metrics,
         progress,
         may_write: move || leadership.is_held(),
-        rate_limit: RateLimit::per_second(context.args.labels.label_rate),
+        rate_limit: RateLimit::per_second(context.args.label_rate),
     }
 }
 

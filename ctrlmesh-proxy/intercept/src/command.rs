@@ -28,11 +28,11 @@ use crate::target::{Target, Targets};
 /// The arguments of `intercept`
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Folder of the pins, on a BPF file system
-    #[arg(long, global = true, env = "CTRLMESH_PROXY_PIN_DIR", default_value_os_t = default_pins())]
+    /// Folder on a BPF file system for programs and maps, which outlive this command
+    #[arg(long, global = true, env = "CTRLMESH_PROXY_PIN_DIR", value_name = "DIR", default_value_os_t = default_pins())]
     pin_dir: PathBuf,
-    /// Whose attachments these are; one owner does not touch another's
-    #[arg(long, global = true, default_value = "cli")]
+    /// Name under which attachments are made and found. Attachments of other owners stay as they are
+    #[arg(long, global = true, value_name = "NAME", default_value = "cli")]
     owner: String,
     #[command(subcommand)]
     command: Command,
@@ -40,65 +40,65 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Redirect a cgroup's connections to targets; stays after this command ends
+    /// Redirect a cgroup's connections to targets to a proxy, until `detach`
     Attach(AttachArguments),
     /// Show attachments and counters
     Status(StatusArguments),
-    /// Replace the programs of all of this owner's attachments by this version's, without a gap
+    /// Replace the kernel programs of all attachments of this owner by those of this version, without a gap
     Upgrade,
-    /// Stop redirecting
+    /// Stop redirecting one cgroup, or all of this owner
     Detach(DetachArguments),
-    /// Stop redirecting, and leave nothing in the kernel: no program, no table, no counter
+    /// Stop redirecting, and remove programs, maps and counters from the kernel
     Uninstall(UninstallArguments),
-    /// Relay redirected connections to where they wanted to go, until stopped
+    /// Relay redirected connections to their original destination, until stopped
     Run(RunArguments),
-    /// Tell a proxy of somebody else's where its connections wanted to go, by `SO_ORIGINAL_DST`, until stopped
+    /// Answer `SO_ORIGINAL_DST` for a third-party proxy that gets redirected connections, until stopped
     Answer(AnswerArguments),
 }
 
 #[derive(Debug, Args)]
 struct AttachArguments {
-    /// Folder of the cgroup, or its name below the cgroup2 file system
+    /// Folder of the cgroup, as an absolute path or below the cgroup2 file system
     #[arg(long)]
     cgroup: PathBuf,
-    /// What to redirect: ADDRESS:PORT or PREFIX/LENGTH:PORT, IPv6 in brackets; may be repeated
+    /// Address to redirect: ADDRESS:PORT or PREFIX/LENGTH:PORT, with IPv6 in brackets. May be repeated
     #[arg(long = "target", value_name = "TARGET", required = true)]
     targets: Vec<Target>,
-    /// Port of the proxy, in the network namespace of the cgroup's processes
+    /// Port on which the proxy listens, in the network namespace of the cgroup's processes
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     to: u16,
-    /// Let connections pass when the proxy does not listen, instead of refusing them
+    /// Let connections through to the target while no proxy listens. Without it, they are refused
     #[arg(long)]
     fail_open: bool,
-    /// Cgroup below, whose connections pass: the proxy's own; may be repeated
+    /// Cgroup below --cgroup whose connections are not redirected, such as the proxy's own. May be repeated
     #[arg(long, value_name = "CGROUP")]
     except: Vec<PathBuf>,
-    /// Count a proxy as dead that has not beaten for so many milliseconds, 500 at least (`intercept run` beats every
-    /// 250)
+    /// Milliseconds without a heartbeat after which the proxy counts as dead; at least 500. `intercept run` sends one
+    /// every 250 ms. Without it, there is no such check
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(500..))]
     heartbeat: Option<u64>,
-    /// Report connections as events; `intercept run` shows them with `RUST_LOG=debug`
+    /// Report each connection as an event. `intercept run` logs them with `RUST_LOG=debug`
     #[arg(long)]
     report: bool,
 }
 
 #[derive(Debug, Args)]
 struct StatusArguments {
-    /// Form of the answer
-    #[arg(short, long, default_value = "text")]
+    /// Format of the output
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: Output,
 }
 
 #[derive(Debug, Args)]
 struct DetachArguments {
-    /// Folder of the cgroup; all of this owner's, and what belongs to dead cgroups, if none is given
+    /// Folder of the cgroup. Without it, all cgroups of this owner, and whatever is left of removed cgroups
     #[arg(long)]
     cgroup: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 struct UninstallArguments {
-    /// Remove other owners' attachments too
+    /// Remove the attachments of other owners, too. Without it, the command fails where there are any
     #[arg(long)]
     force: bool,
 }
@@ -108,18 +108,18 @@ struct RunArguments {
     /// Port to listen on, as given to `attach --to`
     #[arg(long, value_name = "PORT", default_value_t = ctrlmesh_common::names::port::PROXY_REDIRECTED)]
     to: u16,
-    /// Take webhook calls to this address of the pod, too, and relay them to the server there; may be repeated
+    /// Address of a webhook server in the pod of --cgroup, whose calls are relayed, too. May be repeated
     #[arg(long = "webhook", value_name = "ADDRESS:PORT", requires = "cgroup")]
     webhooks: Vec<SocketAddr>,
-    /// Cgroup of that pod, attached before; the relay runs in its network namespace. Calls that were taken before and
-    /// are not named any more go to the server again
+    /// Folder of the pod's cgroup, attached before. The relay listens in its network namespace, and gives up webhook
+    /// addresses that --webhook no longer names
     #[arg(long)]
     cgroup: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 struct AnswerArguments {
-    /// Cgroup of the proxy
+    /// Folder of the proxy's cgroup
     #[arg(long)]
     cgroup: PathBuf,
 }

@@ -10,22 +10,23 @@ use super::Endpoint;
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct ManagerArgs {
-    /// The manager, which tells the policy and signs the certificate; needs --manager-ca, --token and --state-dir.
+    /// Host and port of the manager, from which policy and certificate come. Needs --manager-ca, --token and
+    /// --state-dir.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER", value_name = "HOST:PORT",
           requires_all = ["manager_ca", "token", "state_dir"])]
     pub manager: Option<Address>,
-    /// Where the manager is connected to first, before where its name leads: what Kubernetes tells pods of its Service
-    /// when they start. A variable `$(NAME)`, which Kubernetes leaves as it is where there is no Service, says nothing.
+    /// IP address of the manager's Service, which the proxy tries before the name in --manager. An unexpanded variable
+    /// `$(NAME)` counts as not given.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER_ADDRESS", value_name = "ADDRESS", requires = "manager")]
     pub manager_address: Option<ServiceAddress>,
-    /// The CA that the manager's certificate is verified against; read for each connection.
+    /// PEM file with the CA of the manager's certificate. It is read again for each connection.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER_CA", value_name = "FILE")]
     pub manager_ca: Option<PathBuf>,
-    /// The pod's token, made out to `ctrlmesh`; read for each connection.
+    /// File with a service account token for audience `ctrlmesh`. It is read again for each connection.
     #[arg(long, env = "CTRLMESH_PROXY_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
-    /// Folder in which it is kept what the manager said last, for a start without it, and what clients may have read
-    /// under which policy.
+    /// Folder for the last policy from the manager and for what clients may have read. The next process starts from it,
+    /// with or without a manager.
     #[arg(long, env = "CTRLMESH_PROXY_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 }

@@ -78,7 +78,7 @@ fn row(argument: &Arg, path: &str, rows: &mut String) -> Result<()> {
     let defaults = if is_switch { &[] } else { argument.get_default_values() };
     let defaults: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
     let is_said = ["repeated", "several times"].iter().any(|said| help.contains(said));
-    let repeats = matches!(argument.get_action(), ArgAction::Append) && !is_said;
+    let repeats = matches!(argument.get_action(), ArgAction::Append) && !argument.is_positional() && !is_said;
     let help = if repeats { format!("{help}. May be repeated") } else { help };
     let possible = argument.get_possible_values();
     let possible: Vec<_> =

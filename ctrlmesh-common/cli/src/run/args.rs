@@ -17,41 +17,45 @@ use ctrlmesh_proxy::policy::Source;
 /// What `run` is told.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The kubeconfig; otherwise the one that the command's arguments name, KUBECONFIG, the one at home, or the pod's
-    /// service account
+    /// Kubeconfig of the cluster. The default is the file that the command's own arguments name, then KUBECONFIG, then
+    /// ~/.kube/config, then the pod's service account
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// The context to use instead of the current one
+    /// Context of the kubeconfig, in the place of the current one
     #[arg(long, value_name = "NAME")]
     pub(crate) context: Option<String>,
-    /// The API server's CA, instead of the kubeconfig's
+    /// PEM file with the CA of the API server, in the place of the kubeconfig's
     #[arg(long, value_name = "FILE")]
     pub(crate) certificate_authority: Option<PathBuf>,
-    /// File with ShardingConfigs, one of which is the command's; followed while it runs
+    /// YAML or JSON file with ShardingConfigs, one of which the command gets. It is read again when it changes. Not
+    /// with --limit or --lock
     #[arg(long, value_name = "FILE", conflicts_with_all = ["limits", "lock"])]
     pub(crate) sharding_config: Option<PathBuf>,
-    /// The name of the shard: which ShardingConfig, or what the lock is called by
+    /// Name of the shard. With --sharding-config it chooses the ShardingConfig; with --lock it is part of the lock's
+    /// name
     #[arg(long, value_name = "NAME")]
     pub(crate) shard: Option<String>,
-    /// Resources to share, as pods,deployments.apps,*.example.com or *; may be repeated, with as many selectors
+    /// Resources of which the command sees a part, such as pods,deployments.apps or *.example.com or *. May be
+    /// repeated; each needs a --selector
     #[arg(long = "limit", value_name = "RESOURCES", requires = "selectors")]
     pub(crate) limits: Vec<Resources>,
-    /// What of those resources the command is to see
+    /// Label selector for the resources of the --limit at the same position. May be repeated
     #[arg(long = "selector", value_name = "SELECTOR", requires = "limits")]
     pub(crate) selectors: Vec<String>,
-    /// The leader-election lock, which each shard has for itself
+    /// Name of the operator's leader-election lock. The proxy gives each shard a lock of its own. The default namespace
+    /// is the kubeconfig's. Needs --shard
     #[arg(long, value_name = "[NAMESPACE/]NAME", requires = "shard")]
     pub(crate) lock: Option<String>,
-    /// How the command's connections get here; ebpf where this is root and can, else kubeconfig
+    /// How connections get to the proxy. The default is ebpf as root where the kernel allows it, otherwise kubeconfig
     #[arg(long, value_name = "HOW")]
     pub(crate) interception: Option<Interception>,
-    /// Listen on this port instead of any free one
+    /// Port on which the proxy listens. The default is any free port
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// Say on stderr what is rewritten, as it happens
+    /// Write to standard error what the proxy rewrites, as it happens
     #[arg(long)]
     pub(crate) explain: bool,
-    /// Folder of the pins, on a BPF file system
+    /// Folder on a BPF file system for kernel programs and maps, while the command runs
     #[arg(
         long,
         env = "CTRLMESH_PROXY_RUN_PIN_DIR",
@@ -60,10 +64,11 @@ pub(crate) struct RunArgs {
         value_name = "DIR"
     )]
     pub(crate) pin_dir: PathBuf,
-    /// Folder of this user's runs
+    /// Folder for the generated files of each run. The default is /run/ctrlmesh/run for root, otherwise below
+    /// `XDG_RUNTIME_DIR` or the folder for temporary files
     #[arg(long, env = "CTRLMESH_PROXY_RUN_DIR", hide_env = true, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
-    /// The command and its arguments
+    /// The command to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
