@@ -1,5 +1,6 @@
-//! The machine that this process runs on: kernel features, privileges and cgroups.
+//! The machine that this process runs on: kernel features, privileges, cgroups and namespaces.
 
 pub(crate) mod feature;
 pub(crate) mod privilege;
 pub mod cgroup;
+pub mod namespaces;

@@ -3,32 +3,29 @@
 //! The process that holds a lock file serves. The next process connects to the handover socket in the same folder, and
 //! waits. When the first one ends, it sends the lock, the handover socket, and the listeners of all pods at once. So at
 //! every moment some process listens. The kernel releases the lock of a process that dies, and a waiting one takes it.
-//!
-//! Sockets are sent by `SCM_RIGHTS`, each in a packet that says in JSON what it is.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::net::TcpListener;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::Uid;
 use rustix::io::Errno;
-use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
-use serde::{Deserialize, Serialize};
-use tokio::io::Interest;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time;
 use tracing::{debug, info};
 
 use super::network::{InheritedListener, NetworkId};
 use ctrlmesh_intercept::Slot;
+
+mod link;
+
+pub(super) use link::Link;
+use link::Message;
 
 /// The protocol version. A process refuses another version.
 const VERSION: u32 = 1;
@@ -39,12 +36,6 @@ const TAKEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// For the successor to serve after that. Meanwhile this process accepts, too. Where a successor takes longer, new
 /// connections wait at the sockets, which it has.
 const SERVING_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// The longest packet, in bytes: a network namespace that every pod of a node shares.
-const MAX_PACKET_BYTES: usize = 64 * 1024;
-
-/// The most sockets in a packet.
-const MAX_SOCKETS: usize = 2;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 8;
@@ -70,31 +61,6 @@ pub(super) struct Predecessor {
     link: Link,
     serving_lock: Option<(OwnedFd, OwnedFd)>,
     listeners: Vec<InheritedListener>,
-}
-
-/// The connection between a process and its successor.
-pub(super) struct Link(UnixStream);
-
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(tag = "is", rename_all = "camelCase")]
-enum Message {
-    /// Carries the lock and the handover socket.
-    #[serde(rename = "charge")]
-    Lock {
-        version: u32,
-    },
-    /// Carries the listener of the pods in these slots.
-    Listener {
-        device: u64,
-        inode: u64,
-        port: u16,
-        slots: Vec<u16>,
-    },
-    Last,
-    /// Everything arrived.
-    Taken,
-    /// The successor serves.
-    Serves,
 }
 
 /// Takes the lock in `folder` if it is free, or connects to the process that holds it.
@@ -219,54 +185,6 @@ impl Predecessor {
         let serving_lock = ServingLock { lock, handover_socket: unix_listener(handover_socket)?, successor: None };
         link.send(&Message::Taken, &[]).await?;
         Ok((serving_lock, listeners, link))
-    }
-}
-
-impl Link {
-    /// Tells the process before this one that it is needed no more.
-    pub(super) async fn confirm_serving(self) -> io::Result<()> {
-        self.send(&Message::Serves, &[]).await
-    }
-
-    async fn send(&self, message: &Message, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let bytes = serde_json::to_vec(message)?;
-        let send = || {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !sockets.is_empty() && !control.push(SendAncillaryMessage::ScmRights(sockets)) {
-                return Err(io::ErrorKind::InvalidInput.into());
-            }
-            let parts = [IoSlice::new(&bytes)];
-            net::sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL)?;
-            Ok(())
-        };
-        self.0.async_io(Interest::WRITABLE, send).await
-    }
-
-    /// The next packet; `None` where the other process has closed the connection, or is gone.
-    async fn receive(&self) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
-        match self.0.async_io(Interest::READABLE, || receive(&self.0)).await {
-            // The process ended before it accepted this connection.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
-            received => received,
-        }
-    }
-}
-
-fn receive(socket: &UnixStream) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; MAX_PACKET_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let message = net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let sockets = control.drain().filter_map(|one| match one {
-        RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
-        _ => None,
-    });
-    let sockets: Vec<OwnedFd> = sockets.flatten().collect();
-    match bytes.get(..message.bytes) {
-        None | Some([]) => Ok(None),
-        Some(message) => Ok(Some((serde_json::from_slice(message)?, sockets))),
     }
 }
 

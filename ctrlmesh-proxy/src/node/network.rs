@@ -15,9 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::net::accept::{Acceptor, Origin, PodSlot};
-use ctrlmesh_intercept::cgroup;
-use ctrlmesh_intercept::cgroup::Namespaces;
 use ctrlmesh_intercept::listener::{self, Namespace};
+use ctrlmesh_intercept::namespaces::{self, Namespaces};
 use ctrlmesh_intercept::{Error, Originals, Slot};
 use ctrlmesh_runtime::drain::Drain;
 
@@ -71,7 +70,7 @@ impl NetworkId {
 /// that has just been started. The error tells why some may be missing.
 pub(super) fn of_processes(cgroup: &Path) -> (Vec<(NetworkId, PathBuf)>, Option<Error>) {
     let nodes: Vec<NetworkId> = ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one)).ok()).collect();
-    let Namespaces { found, unseen } = cgroup::namespaces(cgroup);
+    let Namespaces { found, unseen } = namespaces::of(cgroup);
     let found = found.into_iter().filter_map(|(_, file)| Some((NetworkId::of(&file).ok()?, file)));
     (found.filter(|(network, _)| !nodes.contains(network)).collect(), unseen)
 }

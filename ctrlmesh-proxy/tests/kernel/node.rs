@@ -7,7 +7,7 @@ use std::path::Path;
 
 use ctrlmesh_common::kernel::Code;
 use ctrlmesh_intercept::Slot;
-use ctrlmesh_intercept::cgroup::namespaces as namespaces_of;
+use ctrlmesh_intercept::namespaces::of as namespaces_of;
 use serde_json::json;
 
 use crate::bed::{Bed, PROXY};

@@ -9,8 +9,8 @@ use std::path::Path;
 use ctrlmesh_common::kernel::{NATIVE_IPV6, Pod};
 
 use crate::Error;
-use crate::host::cgroup;
 use crate::host::cgroup::{CgroupPaths, Hierarchy};
+use crate::host::namespaces;
 use crate::interceptor::status;
 use crate::pins::record::{Record, State};
 use crate::pins::{Pins, Slot};
@@ -77,7 +77,7 @@ impl RelayHeartbeat {
                 continue;
             }
             let Some(path) = self.found.find(&census, &cgroup) else { continue };
-            let namespaces = cgroup::namespaces(&path);
+            let namespaces = namespaces::of(&path);
             let here = namespaces.has(self.address.namespace);
             let only = here && namespaces.found.len() == 1 && namespaces.unseen.is_none();
             if let Some(error) = namespaces.unseen.filter(|_| !here) {

@@ -18,8 +18,8 @@ use crate::Error;
 use crate::INBOUND_SOURCE;
 use crate::INBOUND_SOURCE_V6;
 use crate::command::heartbeat::{LastError, RelayAddress, RelayHeartbeat};
-use crate::host::cgroup;
 use crate::host::cgroup::{Cgroup, Hierarchy};
+use crate::host::namespaces;
 use crate::interceptor::Interceptor;
 use crate::interceptor::attach::Options;
 use crate::network::listener;
@@ -138,7 +138,7 @@ impl Relay {
 /// that are.
 fn among(own: &Namespace, pod: &Cgroup) -> Result<(), Error> {
     let inode = own.inode()?;
-    let namespaces = cgroup::namespaces(&pod.path);
+    let namespaces = namespaces::of(&pod.path);
     if namespaces.has(inode) || namespaces.found.is_empty() && namespaces.unseen.is_none() {
         return Ok(());
     }

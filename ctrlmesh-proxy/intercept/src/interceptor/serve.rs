@@ -8,7 +8,7 @@ use std::path::Path;
 use ctrlmesh_common::kernel::{INBOUND_PER_POD, Inbound, InboundKey};
 
 use crate::Error;
-use crate::host::cgroup::{self, Namespaces};
+use crate::host::namespaces::{self, Namespaces};
 use crate::interceptor::Interceptor;
 use crate::interceptor::register::Register;
 use crate::network::listener::{self, Namespace};
@@ -180,7 +180,7 @@ fn reopen(record: &Record, path: &Path, inode: u64) -> Result<Namespace, Error> 
     if let Some(known) = Namespace::open(path).ok().filter(is) {
         return Ok(known);
     }
-    let Namespaces { found, unseen } = cgroup::namespaces(&record.cgroup.path);
+    let Namespaces { found, unseen } = namespaces::of(&record.cgroup.path);
     let found = found.iter().find(|(one, _)| *one == inode);
     let found = found.map(|(_, path)| Namespace::open(path)).transpose()?;
     let gone = || Error::NoSuchNamespace { inode, cgroup: record.cgroup.path.clone() };
