@@ -19,7 +19,7 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use self::life::{Begun, Leave, Process};
+use self::life::{Leave, Process, RunningParts};
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
 use crate::manager_client::Endpoint;
 use crate::manager_client::certificate::SignedCertificate;
@@ -27,7 +27,7 @@ use crate::net::accept::{Acceptor, Origin, PodLimits};
 use crate::net::memory_budget::MemoryBudget;
 use crate::net::tls;
 use crate::net::tls::TlsError;
-use crate::net::tls::issue::{Presented, Source};
+use crate::net::tls::issue::{ServingCertificate, Source};
 use crate::net::tls::trust::Trust;
 use crate::node::{self, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
 use crate::policy;
@@ -103,7 +103,7 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     process.live(None, Box::pin(begun), async {}).await
 }
 
-async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady) -> Result<Begun, AppError> {
+async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady) -> Result<RunningParts, AppError> {
     let Process { metrics, drain, .. } = &process;
     let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
     let never = CancellationToken::new();
@@ -116,7 +116,7 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
                 subscription::follow(manager.clone(), subscription::Subscriber::Pod(pod.clone()), metrics, drain)?;
             // Nothing is served before the policy is known.
             let first = subscription::policy_of(pod, followed, metrics, drain);
-            let Some(first) = first.await else { return Ok(Begun::default()) };
+            let Some(first) = first.await else { return Ok(RunningParts::default()) };
             first
         }
     };
@@ -147,7 +147,7 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
         Some(_) => ready_once_reached(reached, &args.common.upstream_ca, drain, starting)?,
         None => drop(starting),
     }
-    Ok(Begun { workers, leave: None })
+    Ok(RunningParts { workers, leave: None })
 }
 
 /// Becomes ready once the proxy's own connections reach the API server.
@@ -201,7 +201,7 @@ async fn begin_node(
     args: NodeArgs,
     removal: Removal,
     starting: BlockReady,
-) -> Result<Begun, AppError> {
+) -> Result<RunningParts, AppError> {
     let targets = args.targets()?;
     let names: Vec<String> = targets.addresses().map(|address| address.to_string()).collect();
     let (served, by_slot) = watch::channel(Arc::default());
@@ -228,7 +228,7 @@ async fn begin_node(
         Box::pin(node.run(starting, asked)).await;
         drop(left);
     });
-    Ok(Begun { workers, leave })
+    Ok(RunningParts { workers, leave })
 }
 
 /// The check of whether ctrlmesh is removed, where flags name what it needs.
@@ -260,7 +260,7 @@ impl Process {
         policies: Policies,
     ) -> Result<(Acceptor, Vec<JoinHandle<()>>), AppError> {
         let drain = &self.drain;
-        let presented = Arc::new(Presented::load(source)?);
+        let presented = Arc::new(ServingCertificate::load(source)?);
         let parts = Parts {
             tls: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?),
             tls_http1: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP1])?),

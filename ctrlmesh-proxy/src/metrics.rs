@@ -16,7 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::metrics::added::Added;
+use crate::metrics::added::AddedTime;
 pub use crate::metrics::channel::ManagerMetrics;
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
@@ -36,7 +36,7 @@ pub struct Metrics {
     pub accepted: Counter,
     upstream_errors: [Counter; UPSTREAM_ERRORS.len()],
     client_errors: [Counter; CLIENT_ERRORS.len()],
-    added: Added,
+    added: AddedTime,
     open: Gauges,
     epochs: Family<PodLabels, Gauge>,
     pub manager: ManagerMetrics,
@@ -210,8 +210,8 @@ fn gauges(to: &mut Registry) -> Gauges {
     }
 }
 
-fn added(registry: &mut Registry) -> Added {
-    let histogram = Added::default();
+fn added(registry: &mut Registry) -> AddedTime {
+    let histogram = AddedTime::default();
     let help = "Time from the end of a request's head to its being sent on, and the same for its response";
     registry.register_with_unit("added", help, Unit::Seconds, histogram.clone());
     histogram

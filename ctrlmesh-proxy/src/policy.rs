@@ -25,7 +25,7 @@ pub mod subscription;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};
-pub use history::{Forgotten, History, HistoryFile, InForce, ReadOf, Reading, Unread, remove_abandoned};
+pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersions, ReadOf, Reading, remove_abandoned};
 pub use sharding::ShardingError;
 pub use store::{PodPolicies, StoreError};
 pub use writes::{Write, Writes, WritesUnder};

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::metrics::ClientError;
-use crate::net::accept::Accepted;
+use crate::net::accept::AcceptedConnection;
 use crate::net::body::UnreadBytes;
 use crate::net::tls;
 use crate::net::tls::stream::ServerStream;
@@ -51,8 +51,8 @@ type Serving = Pin<Box<dyn Future<Output = ()>>>;
 
 impl Server {
     /// Serves one connection to its end.
-    pub async fn serve(self: Rc<Self>, accepted: Accepted) {
-        let Accepted { stream, client, origin, guard } = accepted;
+    pub async fn serve(self: Rc<Self>, accepted: AcceptedConnection) {
+        let AcceptedConnection { stream, client, origin, guard } = accepted;
         let collect = CollectBudget::new(origin.pod);
         let unread = UnreadBytes::new(guard.budget().clone());
         let resources = ConnectionResources { _open: self.metrics.connection(), _guard: guard, collect, unread };

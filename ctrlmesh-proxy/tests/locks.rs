@@ -13,7 +13,7 @@ use harness::client::{Client, get, tls};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
 use harness::soon;
-use harness::upstream::{Seen, Upstream, streamed, whole};
+use harness::upstream::{ReceivedRequest, Upstream, streamed, whole};
 use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ const POLICY: &str = "lock: {namespace: ops, name: lead, shard: s1}";
 
 async fn bed<A, F>(answer: A, more: &[&str]) -> (Pki, Upstream, Proxy)
 where
-    A: Fn(Seen) -> F + Clone + Send + Sync + 'static,
+    A: Fn(ReceivedRequest) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = http::Response<harness::upstream::Body>> + Send + 'static,
 {
     let pki = Pki::new();
@@ -98,7 +98,7 @@ async fn a_list_that_breaks_off_is_not_taken_for_a_whole_one() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_lock_and_no_success_passes_as_it_is() {
-    let answer = |seen: Seen| async move {
+    let answer = |seen: ReceivedRequest| async move {
         let code = if seen.method == "GET" { 429 } else { 502 };
         let mut response = whole(StatusCode::from_u16(code).unwrap(), "slow down, lead---s1");
         let kind = if code == 429 { "text/plain; charset=utf-8" } else { "application/json" };
@@ -276,7 +276,7 @@ fn table(target: &str) -> Value {
 
 #[tokio::test]
 async fn a_table_without_objects_shows_no_other_shards_lock() {
-    let answer = |seen: Seen| async move {
+    let answer = |seen: ReceivedRequest| async move {
         let mut response = whole(StatusCode::OK, table(&seen.target).to_string());
         response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
         response
@@ -298,7 +298,7 @@ async fn a_table_without_objects_shows_no_other_shards_lock() {
 
 #[tokio::test]
 async fn a_lock_that_is_asked_for_in_yaml_or_cbor_comes_in_json() {
-    let answer = |seen: Seen| async move {
+    let answer = |seen: ReceivedRequest| async move {
         // As the API server does: the first type that it knows.
         let accept = seen.headers.get("accept").map_or("", |accept| accept.to_str().unwrap());
         let yaml = accept.starts_with("application/yaml");

@@ -38,7 +38,7 @@ pub(super) struct Process {
 
 /// The running parts that shutdown has to wait for.
 #[derive(Default)]
-pub(super) struct Begun {
+pub(super) struct RunningParts {
     pub(super) workers: Vec<JoinHandle<()>>,
     pub(super) leave: Option<Leave>,
 }
@@ -64,7 +64,7 @@ impl Process {
     pub(super) async fn live(
         self,
         socket: Option<&Path>,
-        start: impl Future<Output = Result<Begun, AppError>>,
+        start: impl Future<Output = Result<RunningParts, AppError>>,
         instead: impl Future<Output = ()>,
     ) -> Result<bool, AppError> {
         let mut stop = Termination::listen().map_err(AppError::Runtime)?;
@@ -77,7 +77,7 @@ impl Process {
                 () = stop.requested() => {
                     info!("told to stop before it has begun");
                     instead.await;
-                    return Ok(finish(drain, args.drain_timeout, Begun::default()).await);
+                    return Ok(finish(drain, args.drain_timeout, RunningParts::default()).await);
                 }
             };
             info!("begun");
@@ -117,7 +117,7 @@ impl Process {
 }
 
 /// Returns whether everything ended in time.
-async fn finish(drain: Drain, deadline: Duration, Begun { workers, leave }: Begun) -> bool {
+async fn finish(drain: Drain, deadline: Duration, RunningParts { workers, leave }: RunningParts) -> bool {
     if let Some(Leave { asked, done }) = leave {
         asked.cancel();
         // An error means that the part has been dropped.

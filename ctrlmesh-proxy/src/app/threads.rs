@@ -17,7 +17,7 @@ use tracing::warn;
 use super::AppError;
 use crate::config::CommonArgs;
 use crate::metrics::Metrics;
-use crate::net::accept::{Accepted, ServingThread};
+use crate::net::accept::{AcceptedConnection, ServingThread};
 use crate::net::tls::trust::Trust;
 use crate::session::{Policies, Server};
 use crate::upstream::{Dialer, Http1Only, Target};
@@ -58,7 +58,7 @@ impl Parts {
     }
 
     /// One serving thread, until no more connections come.
-    fn serve(self, mut connections: UnboundedReceiver<Accepted>) {
+    fn serve(self, mut connections: UnboundedReceiver<AcceptedConnection>) {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
         let runtime = match runtime {
             Ok(runtime) => runtime,

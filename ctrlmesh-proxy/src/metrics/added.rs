@@ -15,7 +15,7 @@ const FIRST_NANOSECONDS: u64 = 4_000;
 const BUCKETS: usize = 16;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Added(Arc<Counts>);
+pub(super) struct AddedTime(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -23,7 +23,7 @@ struct Counts {
     nanoseconds: AtomicU64,
 }
 
-impl Added {
+impl AddedTime {
     pub(super) fn observe(&self, time: Duration) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.0.buckets[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
@@ -31,7 +31,7 @@ impl Added {
     }
 }
 
-impl EncodeMetric for Added {
+impl EncodeMetric for AddedTime {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let buckets: Vec<(f64, u64)> = self.0.buckets.iter().enumerate().map(upper_end).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();

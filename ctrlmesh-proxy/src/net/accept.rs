@@ -51,7 +51,7 @@ pub struct Origin {
 
 /// A connection on its way to a serving thread.
 #[derive(Debug)]
-pub struct Accepted {
+pub struct AcceptedConnection {
     /// Non-blocking.
     pub stream: TcpStream,
     pub client: SocketAddr,
@@ -62,7 +62,7 @@ pub struct Accepted {
 /// The queue of one serving thread, and its open connections.
 #[derive(Clone, Debug)]
 pub struct ServingThread {
-    queue: mpsc::UnboundedSender<Accepted>,
+    queue: mpsc::UnboundedSender<AcceptedConnection>,
     open: Arc<AtomicUsize>,
 }
 
@@ -105,7 +105,7 @@ pub struct Acceptor {
 
 impl ServingThread {
     /// A new thread's queue, and the end that it takes its connections from.
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<Accepted>) {
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<AcceptedConnection>) {
         let (queue, connections) = mpsc::unbounded_channel();
         (Self { queue, open: Arc::default() }, connections)
     }
@@ -220,7 +220,7 @@ impl Acceptor {
             return;
         };
         // A thread that is gone has drained, as this process has.
-        let _gone = thread.queue.send(Accepted { stream, client, origin, guard });
+        let _gone = thread.queue.send(AcceptedConnection { stream, client, origin, guard });
     }
 }
 

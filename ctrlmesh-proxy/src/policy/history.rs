@@ -18,13 +18,13 @@ mod summary;
 mod file;
 mod versions;
 
-use file::WrittenPolicy;
+use file::StoredPolicy;
 use reads::Reads;
 use summary::ForgottenPolicies;
 use versions::Versions;
 
 pub use file::{HistoryFile, remove_abandoned};
-pub use reads::{ReadOf, Unread};
+pub use reads::{PendingVersions, ReadOf};
 
 /// Policies that are remembered one by one: enough for as many changes while one list is read.
 const MAX_REMEMBERED: usize = 32;
@@ -32,13 +32,13 @@ const MAX_REMEMBERED: usize = 32;
 /// The policies of one pod under which its operator may have read.
 #[derive(Debug, Default)]
 pub struct History {
-    remembered: Mutex<Remembered>,
+    remembered: Mutex<PastPolicies>,
     kept: Option<HistoryFile>,
     versions: Versions,
 }
 
 #[derive(Debug, Default)]
-struct Remembered {
+struct PastPolicies {
     /// In the order in which they came into force. No two mean the same.
     policies: Vec<Arc<InForce>>,
     /// A summary of those before them.
@@ -63,13 +63,13 @@ pub struct Reading {
 /// One of the policies in force may not be remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the policy changed more often than is remembered")]
-pub struct Forgotten;
+pub struct HistoryExceeded;
 
 impl History {
     /// For a pod that another process may have served, which left no history.
     pub fn unknown() -> Arc<Self> {
         let forgotten = Some(ForgottenPolicies::unknown());
-        let remembered = Remembered { policies: Vec::new(), forgotten };
+        let remembered = PastPolicies { policies: Vec::new(), forgotten };
         Arc::new(Self { remembered: Mutex::new(remembered), ..Self::default() })
     }
 
@@ -79,10 +79,10 @@ impl History {
             Ok(Some(written)) => {
                 let policies = written.policies.into_iter().map(InForce::written_before);
                 let policies = policies.map(Arc::new).collect();
-                Remembered { policies, forgotten: written.forgotten.map(ForgottenPolicies::from) }
+                PastPolicies { policies, forgotten: written.forgotten.map(ForgottenPolicies::from) }
             }
-            Ok(None) => Remembered::default(),
-            Err(()) => Remembered { policies: Vec::new(), forgotten: Some(ForgottenPolicies::unknown()) },
+            Ok(None) => PastPolicies::default(),
+            Err(()) => PastPolicies { policies: Vec::new(), forgotten: Some(ForgottenPolicies::unknown()) },
         };
         let (remembered, kept) = (Mutex::new(remembered), Some(kept));
         Arc::new(Self { remembered, kept, versions: Versions::default() })
@@ -127,7 +127,7 @@ impl History {
         now: &InForce,
         (group, resource): (&str, &str),
         version: u64,
-    ) -> Result<Vec<Arc<InForce>>, Forgotten> {
+    ) -> Result<Vec<Arc<InForce>>, HistoryExceeded> {
         let mut remembered = self.remembered();
         let mut suspects: Vec<Arc<InForce>> = Vec::new();
         for past in remembered.policies.iter().filter(|past| !now.shares(past)) {
@@ -143,7 +143,7 @@ impl History {
         let forgotten = remembered.forgotten.as_mut();
         let lost = forgotten.is_some_and(|past| past.is_suspect(now, (group, resource), version));
         drop(remembered);
-        if lost { Err(Forgotten) } else { Ok(suspects) }
+        if lost { Err(HistoryExceeded) } else { Ok(suspects) }
     }
 
     /// Completes once nobody reads under a policy that does not mean the same as `now`, which is in force.
@@ -162,9 +162,9 @@ impl History {
 
     /// The policies other than `now` for which the API server is to be asked for a version of a resource: no client
     /// reads it under them any more, and no version is known.
-    pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<Unread> {
+    pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<PendingVersions> {
         let mut remembered = self.remembered();
-        let Remembered { policies, forgotten } = &mut *remembered;
+        let PastPolicies { policies, forgotten } = &mut *remembered;
         let past = policies.iter().filter(|past| !now.shares(past));
         let unread = past.filter_map(|past| Reads::unread(&past.reads, group, resource));
         let mut unread: Vec<_> = unread.collect();
@@ -175,7 +175,7 @@ impl History {
 
     /// Records that no client read a resource beyond `version` under those policies. The API server must have given the
     /// version after [`History::unread`] returned them.
-    pub fn was_read_until(&self, unread: &[Unread], resource: (&str, &str), version: u64) {
+    pub fn was_read_until(&self, unread: &[PendingVersions], resource: (&str, &str), version: u64) {
         for unread in unread {
             unread.was_read_until(resource, version);
         }
@@ -194,24 +194,24 @@ impl History {
     }
 
     /// Writes the file for the next process. That one has to assume that every possible reader was answered.
-    fn write_down(&self, remembered: &Remembered) {
+    fn write_down(&self, remembered: &PastPolicies) {
         let Some(kept) = &self.kept else { return };
         let policies = remembered.policies.iter().map(|past| past.written());
         kept.write(policies.collect(), remembered.forgotten.as_ref().map(ForgottenPolicies::written));
     }
 
-    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+    fn remembered(&self) -> MutexGuard<'_, PastPolicies> {
         lock(&self.remembered)
     }
 }
 
 impl InForce {
-    fn written_before(written: WrittenPolicy) -> Self {
+    fn written_before(written: StoredPolicy) -> Self {
         Self { policy: written.policy.into(), reads: Reads::of_all(written.until).into() }
     }
 
-    fn written(&self) -> WrittenPolicy {
-        WrittenPolicy { policy: self.policy.as_ref().clone(), until: self.reads.known() }
+    fn written(&self) -> StoredPolicy {
+        StoredPolicy { policy: self.policy.as_ref().clone(), until: self.reads.known() }
     }
 
     /// Registers a reader. The caller then checks that the policy is still in force: a policy that was replaced before

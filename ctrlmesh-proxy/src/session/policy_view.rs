@@ -9,7 +9,9 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_request::decide;
 use ctrlmesh_request::request::RequestInfo;
 
-use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unread, Write, Writes, WritesUnder};
+use crate::policy::{
+    Current, History, HistoryExceeded, InForce, PendingVersions, ReadOf, Reading, Write, Writes, WritesUnder,
+};
 use ctrlmesh_runtime::drain::Drain;
 
 /// The policy in force. As long as it does not change, reading it takes no lock.
@@ -111,7 +113,7 @@ impl PolicyView {
     }
 
     /// Earlier policies under which a client may have read the version that its watch or next page continues from.
-    pub(crate) fn suspects(&self, now: &InForce, info: &RequestInfo<'_>) -> Result<Vec<Arc<InForce>>, Forgotten> {
+    pub(crate) fn suspects(&self, now: &InForce, info: &RequestInfo<'_>) -> Result<Vec<Arc<InForce>>, HistoryExceeded> {
         match decide::goes_on_from(info) {
             Some(version) => self.history.suspects(now, (info.api_group(), info.resource()), version),
             // The client is sent the whole collection.
@@ -120,12 +122,12 @@ impl PolicyView {
     }
 
     /// Earlier policies of which it is not known up to which version clients read under them.
-    pub(crate) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<Unread> {
+    pub(crate) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<PendingVersions> {
         self.history.unread(now, (info.api_group(), info.resource()))
     }
 
     /// Records that clients read under those policies up to `version` at most.
-    pub(crate) fn was_read_until(&self, unread: &[Unread], info: &RequestInfo<'_>, version: u64) {
+    pub(crate) fn was_read_until(&self, unread: &[PendingVersions], info: &RequestInfo<'_>, version: u64) {
         self.history.was_read_until(unread, (info.api_group(), info.resource()), version);
     }
 

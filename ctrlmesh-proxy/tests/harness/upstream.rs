@@ -29,7 +29,7 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: Method,
     pub(crate) target: String,
     pub(crate) headers: HeaderMap,
@@ -39,7 +39,7 @@ pub(crate) struct Seen {
 /// Listens on loopback until dropped.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
-    pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
+    pub(crate) seen: Arc<Mutex<Vec<ReceivedRequest>>>,
     connections: Arc<AtomicUsize>,
     #[expect(dead_code, reason = "held: its tasks end with it")]
     tasks: JoinSet<()>,
@@ -49,10 +49,10 @@ impl Upstream {
     /// Answers every request by `answer`, after recording it with its body.
     pub(crate) async fn http<A, F>(tls: Arc<ServerConfig>, answer: A) -> Self
     where
-        A: Fn(Seen) -> F + Clone + Send + Sync + 'static,
+        A: Fn(ReceivedRequest) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
     {
-        let seen = Arc::<Mutex<Vec<Seen>>>::default();
+        let seen = Arc::<Mutex<Vec<ReceivedRequest>>>::default();
         let record = seen.clone();
         Self::raw(tls, seen, move |stream| {
             let (answer, record) = (answer.clone(), record.clone());
@@ -88,11 +88,11 @@ impl Upstream {
         self.connections.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn last(&self) -> Seen {
+    pub(crate) fn last(&self) -> ReceivedRequest {
         self.seen.lock().unwrap().last().cloned().expect("a request arrived")
     }
 
-    async fn raw<A, F>(tls: Arc<ServerConfig>, seen: Arc<Mutex<Vec<Seen>>>, talk: A) -> Self
+    async fn raw<A, F>(tls: Arc<ServerConfig>, seen: Arc<Mutex<Vec<ReceivedRequest>>>, talk: A) -> Self
     where
         A: Fn(TlsStream<TcpStream>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
@@ -130,9 +130,9 @@ pub(crate) fn streamed() -> (Sender<Bytes, io::Error>, Response<Body>) {
     (send, Response::new(body.boxed_unsync()))
 }
 
-async fn read(request: Request<Incoming>) -> Seen {
+async fn read(request: Request<Incoming>) -> ReceivedRequest {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    Seen { method: head.method, target, headers: head.headers, body }
+    ReceivedRequest { method: head.method, target, headers: head.headers, body }
 }

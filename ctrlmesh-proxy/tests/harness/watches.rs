@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use super::client::{Client, get, plain_get};
 use super::pki::Pki;
 use super::proxy::Proxy;
-use super::upstream::{Body, Seen, Upstream, streamed, whole};
+use super::upstream::{Body, ReceivedRequest, Upstream, streamed, whole};
 use super::{soon, until};
 
 pub(crate) const PODS: &str = "/api/v1/pods";
@@ -32,7 +32,7 @@ pub(crate) struct Bed {
     pub(crate) proxy: Proxy,
     pub(crate) pki: Pki,
     pub(crate) upstream: Upstream,
-    pub(crate) watches: mpsc::UnboundedReceiver<(Seen, Sender<Bytes, io::Error>)>,
+    pub(crate) watches: mpsc::UnboundedReceiver<(ReceivedRequest, Sender<Bytes, io::Error>)>,
     pub(crate) lists: Lists,
     /// Whether lists wait to be released, and the means to release them.
     pub(crate) slow: Arc<AtomicBool>,
@@ -113,7 +113,7 @@ impl Bed {
         version: Version,
         target: &str,
         headers: &[(&'static str, &'static str)],
-    ) -> (Watching, Seen) {
+    ) -> (Watching, ReceivedRequest) {
         let mut client = Client::connect(&self.pki, self.proxy.address, version).await;
         let mut request = get(target);
         for (name, value) in headers {

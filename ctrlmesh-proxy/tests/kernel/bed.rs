@@ -19,7 +19,7 @@ mod client;
 mod remains;
 mod server;
 
-pub(crate) use client::{Hammered, Process, Seen};
+pub(crate) use client::{ClientReport, ConnectCounts, Process};
 pub(crate) use server::{Server, echo};
 
 /// Name of everything that tests make, followed by the process and a number.
@@ -241,7 +241,7 @@ impl Bed {
     }
 
     /// One connection to an address.
-    pub(crate) fn connect(&self, cgroup: &Path, address: &str, how: &str) -> Seen {
+    pub(crate) fn connect(&self, cgroup: &Path, address: &str, how: &str) -> ClientReport {
         let (host, port) = split(address);
         self.client(cgroup, &["once", &host, &port, how])
     }
@@ -347,7 +347,7 @@ pub(crate) fn count(full: usize) -> usize {
 }
 
 /// Connects until the client sees what it should.
-pub(crate) fn until_seen(what: &str, connect: impl Fn() -> Seen, expected: impl Fn(&Seen) -> bool) {
+pub(crate) fn until_seen(what: &str, connect: impl Fn() -> ClientReport, expected: impl Fn(&ClientReport) -> bool) {
     let start = Instant::now();
     loop {
         let seen = connect();

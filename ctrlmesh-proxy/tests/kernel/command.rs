@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::bed::{Bed, PROXY, Seen, TARGET, TARGET_V6};
+use crate::bed::{Bed, ClientReport, PROXY, TARGET, TARGET_V6};
 
 pub(crate) fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
@@ -28,14 +28,14 @@ pub(crate) fn attach(bed: &Bed, more: &[&str]) -> Command {
 
 /// That what connects is answered so, without us between: some time after the last file of a link is gone, the kernel
 /// lets go of it by itself (`bpf_link_put`, which leaves that to a work queue).
-pub(crate) fn let_go(answer: &str, connect: impl Fn() -> Seen) {
+pub(crate) fn let_go(answer: &str, connect: impl Fn() -> ClientReport) {
     crate::bed::until_seen("it is let go of", connect, |seen| seen.answer.starts_with(answer));
 }
 
 /// The same of a pod, and of what it connects to itself.
 pub(crate) fn is_let_go(bed: &Bed, pod: &Path) {
     let connect = || bed.connect(pod, TARGET, "blocking");
-    let is_direct = |seen: &Seen| seen.answer == format!("target {}", seen.local);
+    let is_direct = |seen: &ClientReport| seen.answer == format!("target {}", seen.local);
     crate::bed::until_seen("it is let go of", connect, is_direct);
 }
 
@@ -228,7 +228,7 @@ fn a_relay_takes_webhook_calls_too_and_passes_them_on() {
     bed.wire("node");
     let pod = bed.cgroup("pod").display().to_string();
     let _servers = WEBHOOKS.map(|address| bed.target(address));
-    let call = |host: &str| -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", host, "9443"]) };
+    let call = |host: &str| -> ClientReport { bed.client_in("node", &bed.cgroup("node"), &["once", host, "9443"]) };
     let webhooks = ["--webhook", WEBHOOKS[0], "--webhook", WEBHOOKS[1], "--cgroup", &pod];
     let early = bed.command(&["run", "--to", "15001"]).args(webhooks).output().unwrap();
     let error = String::from_utf8(early.stderr).unwrap();
@@ -316,7 +316,7 @@ fn a_relay_relays_nothing_from_outside_the_pod() {
         let seen = bed.connect(&outside, &format!("[{address}]:15001"), "blocking");
         seen.answer.starts_with("target ")
     });
-    let seen: Seen = bed.client_in("b", &outside, &["once", address, "15001"]);
+    let seen: ClientReport = bed.client_in("b", &outside, &["once", address, "15001"]);
     assert_eq!((seen.answer.as_str(), seen.error.as_str()), ("", ""), "{seen:?}");
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Stdio;
 
-use crate::bed::{Bed, Hammered, PROXY, Process, Seen, TARGET, TARGET_V6, echo, until};
+use crate::bed::{Bed, ClientReport, ConnectCounts, PROXY, Process, TARGET, TARGET_V6, echo, until};
 use ctrlmesh_intercept::{Event, Events, Interceptor, ListenerCheck, listener};
 
 /// What was counted since the last time.
@@ -45,7 +45,7 @@ fn a_client_that_asks_for_its_peer_is_counted() {
     bed.connect(&pod, "127.64.0.1:9000", "blocking");
     assert_eq!(counts.moved(&interceptor), [("decided", 1), ("peer_unknown", 1)]);
     let echo = echo(&bed, TARGET);
-    let seen: Seen = bed.client(&pod, &["datagram", "10.96.0.1", "443"]);
+    let seen: ClientReport = bed.client(&pod, &["datagram", "10.96.0.1", "443"]);
     echo.join().unwrap();
     assert_eq!(seen.peer, TARGET);
     assert_eq!(counts.moved(&interceptor), [("other_protocol", 1), ("peer_other", 1)]);
@@ -86,7 +86,7 @@ fn what_arrives_in_a_pod_is_counted() {
     let mut counts = Counts::of(&interceptor);
     // The kernel looks for a listener as often as it likes: once or more.
     let mut names = || counts.moved(&interceptor).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-    let call = |command: &[&str]| -> Seen { bed.client_in("node", &bed.cgroup("node"), command) };
+    let call = |command: &[&str]| -> ClientReport { bed.client_in("node", &bed.cgroup("node"), command) };
     call(&["once", "10.244.1.5", "9443"]);
     assert_eq!(names(), ["inbound_taken"]);
     call(&["once", "10.244.1.5", "9444"]);
@@ -107,7 +107,7 @@ fn an_event_that_does_not_fit_is_counted_the_others_are_kept() {
     let client = bed.hammer(&attach.cgroup, TARGET, "proxy ");
     let counted = |name: &str| interceptor.status().unwrap().counters[name];
     until("the ring buffer is full", || counted("event_lost") > 0);
-    let seen: Hammered = client.finish();
+    let seen: ConnectCounts = client.finish();
     assert_eq!(counted("no_listener_refused"), seen.refused);
     let events: Vec<Event> = Events::open(&bed.pins()).unwrap().collect();
     assert_eq!(events.len() as u64 + counted("event_lost"), seen.refused);

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, until_seen};
+use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, TARGET_V6, until_seen};
 use ctrlmesh_intercept::{Heartbeat, ListenerCheck, listener};
 
 /// Longest that a refusal may take, in milliseconds: a SYN that is lost costs a second.
@@ -89,7 +89,7 @@ fn a_socket_that_was_refused_can_try_again() {
     assert_eq!(client.line(), "once");
     let _proxy = bed.enrol(&mut interceptor, &attach);
     writeln!(client.0.stdin.as_mut().unwrap(), "go").unwrap();
-    let seen: Vec<Seen> = client.finish();
+    let seen: Vec<ClientReport> = client.finish();
     assert_eq!(seen[0].error, "ECONNREFUSED");
     assert_eq!((seen[1].answer.as_str(), seen[1].peer.as_str()), ("proxy 0 10.96.0.1:443", TARGET));
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::bed;
 use crate::harness::proxy::Proxy;
 use crate::harness::until;
-use crate::older::{Patched, once_written};
+use crate::older::{LimitedBuild, once_written};
 use crate::operators::{Node, Operator, refused, served, shows};
 use crate::upgrade::linked;
 
@@ -146,7 +146,7 @@ async fn nothing_is_refused_during_an_upgrade_and_its_rollback() {
     let object = || std::fs::read_link(node.bed.pin(slot, "object")).unwrap();
     let program = || linked(&node.bed.pin(slot, "connect4")).1;
     let (ours, before) = (object(), program());
-    let newer = Patched::version();
+    let newer = LimitedBuild::version();
     assert!(once_written(Command::new(newer.path()).arg("--version")).status.success());
     let busy = [Busy::begin(node.operator("a")), Busy::begin(node.operator("b"))];
     let next = waiting(proxy_of(&newer.path(), &node, "60s")).await;

@@ -2,14 +2,14 @@
 
 use std::net::{SocketAddr, TcpStream};
 
-use crate::bed::{Bed, Seen, Server};
+use crate::bed::{Bed, ClientReport, Server};
 use crate::command::let_go;
 use ctrlmesh_intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6, Interceptor, Slot, listener};
 
 const WEBHOOK: &str = "10.244.1.5:9443";
 const WEBHOOK_V6: &str = "[fd00:244::5]:9443";
 
-struct Taken {
+struct ReceivedCall {
     bed: Bed,
     interceptor: Interceptor,
     slot: Slot,
@@ -17,7 +17,7 @@ struct Taken {
 }
 
 /// A pod with a webhook server, wired to a node, whose port the proxy takes over.
-fn taken(fail_open: bool) -> (Taken, [Server; 2]) {
+fn taken(fail_open: bool) -> (ReceivedCall, [Server; 2]) {
     let bed = Bed::new();
     bed.wire("node");
     let mut interceptor = bed.interceptor();
@@ -26,7 +26,7 @@ fn taken(fail_open: bool) -> (Taken, [Server; 2]) {
     let slot = interceptor.attach(&attach).unwrap();
     let servers = [WEBHOOK, WEBHOOK_V6, "127.0.0.1:9443"].map(|address| bed.target(address));
     let proxy = take(&bed, &mut interceptor, slot);
-    (Taken { bed, interceptor, slot, _servers: servers.into() }, proxy)
+    (ReceivedCall { bed, interceptor, slot, _servers: servers.into() }, proxy)
 }
 
 fn take(bed: &Bed, interceptor: &mut Interceptor, slot: Slot) -> [Server; 2] {
@@ -38,8 +38,8 @@ fn take(bed: &Bed, interceptor: &mut Interceptor, slot: Slot) -> [Server; 2] {
     })
 }
 
-impl Taken {
-    fn call(&self, host: &str, port: &str) -> Seen {
+impl ReceivedCall {
+    fn call(&self, host: &str, port: &str) -> ClientReport {
         self.bed.client_in("node", &self.bed.cgroup("node"), &["once", host, port])
     }
 

@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use ctrlmesh_intercept::{Error, Interceptor, Limits, Options};
 
-use crate::bed::{Bed, PROXY, Process, Seen, TARGET, until, until_seen};
+use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, until, until_seen};
 use crate::command::{attach, is_let_go, run, status, text};
 
 #[test]
@@ -148,7 +148,8 @@ fn a_relay_stops_taking_webhook_calls_it_no_longer_serves() {
     let _servers = ["10.244.1.5:9443", "10.244.1.5:9444"].map(|address| bed.target(address));
     let relay = bed.relay_with(&["--webhook", "10.244.1.5:9443", "--cgroup", &pod]);
     until("one is given up", || taken() == serde_json::json!(["10.244.1.5:9443"]));
-    let call = |port: &str| -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", port]) };
+    let call =
+        |port: &str| -> ClientReport { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", port]) };
     until_seen("it is relayed", || call("9443"), |seen| seen.answer.starts_with("target 127."));
     assert!(call("9444").answer.starts_with("target 10.244.1.1:"));
     relay.kill();

@@ -17,11 +17,11 @@ const GET_RETVAL: u32 = 186;
 const SET_RETVAL: u32 = 187;
 
 /// Our binary, where everybody can run it, with other kernel programs.
-pub(crate) struct Patched {
+pub(crate) struct LimitedBuild {
     folder: tempfile::TempDir,
 }
 
-impl Patched {
+impl LimitedBuild {
     fn calling(instead: u32, helper: u32) -> Self {
         Self::with(|object| {
             let (from, to) = (call(instead), call(helper));
@@ -112,7 +112,7 @@ fn object(binary: &mut [u8]) -> &mut [u8] {
 #[test]
 fn a_kernel_that_does_not_have_a_helper_is_told_which_it_is() {
     let bed = Bed::new();
-    let error = Patched::calling(SET_RETVAL, 60_187).attach(&bed);
+    let error = LimitedBuild::calling(SET_RETVAL, 60_187).attach(&bed);
     let running = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let expected = format!(
         "the kernel ({}) is too old: helper function unknown#60187 needs Linux newer than that",
@@ -129,7 +129,7 @@ fn a_kernel_without_a_helper_is_told_the_missing_feature() {
         (SET_RETVAL, "refusing a connection with ECONNREFUSED (bpf_set_retval in connect programs)"),
     ] {
         // The first program that is loaded, `getpeername4`, may call neither.
-        let error = Patched::calling(LOOKUP, helper).attach(&bed);
+        let error = LimitedBuild::calling(LOOKUP, helper).attach(&bed);
         let expected = format!(") is too old: {feature} needs Linux 6.1");
         assert!(error.contains(&expected), "{error}");
         assert!(!bed.pins().join("pods/0").exists(), "nothing is left half made");
@@ -139,7 +139,7 @@ fn a_kernel_without_a_helper_is_told_the_missing_feature() {
 #[test]
 fn a_kernel_without_ring_buffers_is_told_so() {
     let bed = Bed::new();
-    let patched = Patched::with(|object| {
+    let patched = LimitedBuild::with(|object| {
         // Kind, bytes of a key, bytes of a value, entries: a ring buffer as the object describes it.
         let ring = [27u32, 0, 0, 256 * 1024].map(u32::to_le_bytes).concat();
         let maps: Vec<usize> = (0..object.len() - 16).filter(|at| object[*at..].starts_with(&ring)).collect();

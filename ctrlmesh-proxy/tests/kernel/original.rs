@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, targets, until_seen};
+use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, TARGET_V6, targets, until_seen};
 use crate::sockets::passive_fast_opens;
 use ctrlmesh_intercept::{Interceptor, ListenerCheck, Slot};
 
@@ -97,7 +97,7 @@ fn getpeername_shows_the_original_to_the_client() {
     attach.targets = targets(&[TARGET, TARGET_V6, "10.97.0.0/16:443", "[fd00:97::/112]:443"]);
     let _proxy = bed.enrol(&mut interceptor, &attach);
     for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443", "[::ffff:10.96.0.1]:443"] {
-        let seen: Seen = bed.connect(&bed.cgroup("pod"), target, "blocking");
+        let seen: ClientReport = bed.connect(&bed.cgroup("pod"), target, "blocking");
         assert_eq!(seen.peer, target, "{seen:?}");
     }
     for target in [TARGET_V6, "[fd00:97::9]:443"] {
@@ -111,7 +111,7 @@ fn getpeername_of_other_connections_stays_as_it_is() {
     let mut interceptor = bed.interceptor();
     let _proxy = bed.enrol(&mut interceptor, &bed.attach(&bed.cgroup("pod")));
     let _server = bed.target("127.64.0.1:9000");
-    let seen: Seen = bed.connect(&bed.cgroup("pod"), "127.64.0.1:9000", "blocking");
+    let seen: ClientReport = bed.connect(&bed.cgroup("pod"), "127.64.0.1:9000", "blocking");
     assert_eq!(seen.peer, "127.64.0.1:9000", "{seen:?}");
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::bed::{Bed, PROXY, Process, TARGET, until};
-use crate::older::{Patched, once_written};
+use crate::older::{LimitedBuild, once_written};
 use ctrlmesh_intercept::listener::{self, Namespace};
 use ctrlmesh_intercept::{Interceptor, Options, Slot, Status};
 
@@ -77,7 +77,7 @@ fn whoever_may_not_touch_the_pins_is_told_whose_they_are() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod").display().to_string();
     bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
-    let binary = Patched::with(|_| {});
+    let binary = LimitedBuild::with(|_| {});
     let attach = attach(&pod);
     let all: [&[&str]; 5] = [&attach, &["status"], &["upgrade"], &["detach"], &["uninstall"]];
     for arguments in all {

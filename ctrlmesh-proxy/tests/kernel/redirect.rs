@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use crate::bed::{Bed, PROXY, Seen, TARGET, TARGET_V6, echo, targets};
+use crate::bed::{Bed, ClientReport, PROXY, TARGET, TARGET_V6, echo, targets};
 use crate::sockets::{fast_open, passive_fast_opens};
 use ctrlmesh_intercept::{Attach, Interceptor, listener};
 
-pub(crate) struct Enrolled {
+pub(crate) struct EnrolledPod {
     pub(crate) bed: Bed,
     pub(crate) pod: std::path::PathBuf,
     pub(crate) interceptor: Interceptor,
@@ -14,7 +14,7 @@ pub(crate) struct Enrolled {
 }
 
 /// A pod, its proxy, and a server at each target, so that a connection that is missed arrives there.
-pub(crate) fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
+pub(crate) fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> EnrolledPod {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
@@ -24,26 +24,26 @@ pub(crate) fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
     servers.extend(
         [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"].map(|address| bed.target(address)),
     );
-    Enrolled { bed, pod, interceptor, _servers: servers }
+    EnrolledPod { bed, pod, interceptor, _servers: servers }
 }
 
-impl Enrolled {
+impl EnrolledPod {
     pub(crate) fn counted(&self, name: &str) -> u64 {
         self.interceptor.status().unwrap().counters[name]
     }
 
-    pub(crate) fn connect(&self, address: &str, how: &str) -> Seen {
+    pub(crate) fn connect(&self, address: &str, how: &str) -> ClientReport {
         self.bed.connect(&self.pod, address, how)
     }
 }
 
 #[track_caller]
-pub(crate) fn redirected(seen: &Seen, target: &str) {
+pub(crate) fn redirected(seen: &ClientReport, target: &str) {
     assert_eq!(seen.answer, format!("proxy 0 {target}"), "{seen:?}");
 }
 
 #[track_caller]
-pub(crate) fn direct(seen: &Seen) {
+pub(crate) fn direct(seen: &ClientReport) {
     assert_eq!(seen.answer, format!("target {}", canonical(&seen.local)), "{seen:?}");
 }
 
@@ -142,14 +142,14 @@ fn our_prefix_cannot_be_reached_from_outside_the_pod() {
     let prefix = "fd63:746c:6d65:7368::/64 via fd00:244::5";
     bed.bed.ip("b", &format!("-6 route add {prefix}"));
     let address = "fd63:746c:6d65:7368::1";
-    let seen: Seen = bed.bed.client_in("b", &outside, &["once", address, "15001"]);
+    let seen: ClientReport = bed.bed.client_in("b", &outside, &["once", address, "15001"]);
     assert_eq!(seen.error, "ECONNREFUSED", "{seen:?}");
     let seen = bed.bed.connect(&outside, &format!("[{address}]:15001"), "blocking");
     assert_eq!(seen.answer, format!("proxy 0 {TARGET}"), "from inside it is: a hint, no proof");
 }
 
 /// A pod whose namespace does not have our prefix.
-fn over_ipv4(fail_open: bool) -> Enrolled {
+fn over_ipv4(fail_open: bool) -> EnrolledPod {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
@@ -158,7 +158,7 @@ fn over_ipv4(fail_open: bool) -> Enrolled {
     interceptor.listen(slot, &listener).unwrap();
     let proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     let servers = vec![proxy, bed.target(TARGET), bed.target(TARGET_V6)];
-    Enrolled { bed, pod, interceptor, _servers: servers }
+    EnrolledPod { bed, pod, interceptor, _servers: servers }
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn the_child_of_a_process_in_the_cgroup_is_redirected() {
 #[test]
 fn every_thread_is_redirected() {
     let bed = enrolled(|_, _| {});
-    let seen: Vec<Seen> = bed.bed.client(&bed.pod, &["thread", "10.96.0.1", "443"]);
+    let seen: Vec<ClientReport> = bed.bed.client(&bed.pod, &["thread", "10.96.0.1", "443"]);
     assert_eq!(seen.len(), 8);
     for seen in &seen {
         redirected(seen, TARGET);
@@ -242,7 +242,7 @@ fn datagrams_are_not_redirected() {
     let bed = enrolled(|_, _| {});
     for (target, host) in [(TARGET, "10.96.0.1"), (TARGET_V6, "fd00:96::1")] {
         let echo = echo(&bed.bed, target);
-        let seen: Seen = bed.bed.client(&bed.pod, &["datagram", host, "443"]);
+        let seen: ClientReport = bed.bed.client(&bed.pod, &["datagram", host, "443"]);
         assert_eq!((seen.answer.as_str(), seen.peer.as_str()), ("target", target));
         echo.join().unwrap();
     }
@@ -310,7 +310,7 @@ fn two_pods_on_one_node_use_the_same_port() {
         proxies.push(bed.proxy(interceptor.originals().unwrap(), listener));
     }
     for (slot, pod, suffix) in [(0, "pod-a", ""), (1, "pod-b", "b")] {
-        let seen: Seen = bed.client_in(suffix, &bed.cgroup(pod), &["once", "10.96.0.1", "443"]);
+        let seen: ClientReport = bed.client_in(suffix, &bed.cgroup(pod), &["once", "10.96.0.1", "443"]);
         assert_eq!(seen.answer, format!("proxy {slot} {TARGET}"), "{seen:?}");
     }
 }
@@ -337,7 +337,7 @@ fn the_listener_is_not_reachable_from_outside_the_pod() {
     let bed = enrolled(|_, _| {});
     bed.bed.wire("b");
     let outside = bed.bed.cgroup("outside");
-    let seen: Seen = bed.bed.client_in("b", &outside, &["once", "10.244.1.5", "15001"]);
+    let seen: ClientReport = bed.bed.client_in("b", &outside, &["once", "10.244.1.5", "15001"]);
     assert_eq!(seen.error, "ECONNREFUSED", "{seen:?}");
     let seen = bed.bed.connect(&outside, "127.0.0.1:15001", "blocking");
     assert_eq!(seen.answer, "proxy unknown", "from inside it is, and explains nothing: {seen:?}");

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
-use crate::bed::{Bed, PROXY, Process, Seen, TARGET_V6, until, until_seen};
+use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET_V6, until, until_seen};
 use crate::command::{attach, run, status};
 
 fn signalled(process: &Process, signal: Signal) {
@@ -23,8 +23,8 @@ fn webhook_calls_fail_as_the_pod_does_when_the_relay_hangs() {
     attach(&[]);
     let _server = bed.target(WEBHOOK);
     let relay = bed.relay_with(&["--webhook", WEBHOOK, "--cgroup", &pod]);
-    let call = || -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", "9443"]) };
-    let relayed = |seen: &Seen| seen.answer.starts_with("target 127.0.0.2:");
+    let call = || -> ClientReport { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", "9443"]) };
+    let relayed = |seen: &ClientReport| seen.answer.starts_with("target 127.0.0.2:");
     until_seen("the relay beats", call, relayed);
     signalled(&relay, Signal::SIGSTOP);
     let age = || status(&bed)["attachments"][0]["heartbeat_age"].as_f64();

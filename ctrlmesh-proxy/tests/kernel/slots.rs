@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::bed::{Bed, PROXY, Process, Seen, TARGET, targets};
+use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, targets};
 use ctrlmesh_common::kernel::Code;
 use ctrlmesh_intercept::{
     Attach, Error, Heartbeat, Interceptor, Limits, ListenerCheck, Options, Slot, Targets, listener,
@@ -116,7 +116,7 @@ fn a_waiting_connection_is_explained_by_the_former_table() {
     assert_eq!(interceptor.attach(&attach).unwrap(), slot);
     let _target = bed.target(TARGET);
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
-    let seen: Vec<Seen> = released(&mut waiting);
+    let seen: Vec<ClientReport> = released(&mut waiting);
     assert_eq!((seen[0].answer.as_str(), seen[0].peer.as_str()), ("proxy 0 10.96.0.1:443", TARGET));
     drop(waiting);
     assert_eq!(bed.connect(&pod, OTHER, "blocking").answer, format!("proxy 0 {OTHER}"));
@@ -125,7 +125,7 @@ fn a_waiting_connection_is_explained_by_the_former_table() {
 }
 
 /// What a client that was holding connections reads from them.
-fn released(process: &mut Process) -> Vec<Seen> {
+fn released(process: &mut Process) -> Vec<ClientReport> {
     use std::io::Write as _;
     writeln!(process.0.stdin.as_mut().unwrap(), "read").unwrap();
     serde_json::from_str(&process.line()).unwrap()

@@ -1,7 +1,7 @@
 //! Connections to the unspecified address, which the kernel gives an address of this host.
 
-use crate::bed::{Bed, Seen, Server, TARGET, TARGET_V6, targets};
-use crate::redirect::{Enrolled, canonical, direct, enrolled, redirected};
+use crate::bed::{Bed, ClientReport, Server, TARGET, TARGET_V6, targets};
+use crate::redirect::{EnrolledPod, canonical, direct, enrolled, redirected};
 use ctrlmesh_intercept::Events;
 
 const UNSPECIFIED: &str = "0.0.0.0:443";
@@ -11,7 +11,7 @@ const LOOPBACK: &str = "127.0.0.1:443";
 const LOOPBACK_V6: &str = "[::1]:443";
 
 /// A pod whose targets are local, with a server at each that a missed connection reaches.
-fn local(list: &[&str]) -> (Enrolled, Vec<Server>) {
+fn local(list: &[&str]) -> (EnrolledPod, Vec<Server>) {
     let bed = enrolled(|_, attach| attach.targets = targets(list));
     let servers = [LOOPBACK, LOOPBACK_V6, "127.0.0.1:444", "[::1]:444"];
     let servers = servers.map(|address| bed.bed.target(address)).into();
@@ -19,7 +19,7 @@ fn local(list: &[&str]) -> (Enrolled, Vec<Server>) {
 }
 
 /// What the kernel makes of it without us.
-fn outside(bed: &Bed, address: &str, how: &str) -> Seen {
+fn outside(bed: &Bed, address: &str, how: &str) -> ClientReport {
     bed.connect(&bed.cgroup("outside"), address, how)
 }
 

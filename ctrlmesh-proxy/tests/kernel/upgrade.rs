@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use aya::programs::links::{FdLink, PinnedLink};
 
-use crate::bed::{Bed, Hammered, PROXY, Process, TARGET, count, until};
-use crate::older::{Patched, once_written};
+use crate::bed::{Bed, ConnectCounts, PROXY, Process, TARGET, count, until};
+use crate::older::{LimitedBuild, once_written};
 use ctrlmesh_intercept::{Error, Interceptor, ListenerCheck, Slot, listener};
 
 /// The id of a pinned link, and of its program.
@@ -55,7 +55,7 @@ fn a_proxy_that_is_killed_and_restarted_is_never_bypassed() {
             interceptor.upgrade().unwrap();
         }
     }
-    let seen: Hammered = client.finish();
+    let seen: ConnectCounts = client.finish();
     eprintln!("{rounds} restarts and upgrades: {seen:?}");
     assert_eq!(seen.direct, 0, "{seen:?}");
     // Every round began with a connection that was redirected and ended with one that was refused; one that the relay
@@ -70,7 +70,7 @@ fn bypassed(bed: &Bed, interceptor: &mut Interceptor, pod: &Path) {
     interceptor.detach(pod).unwrap();
     let mut client = bed.hammer(pod, TARGET, "proxy ");
     client.line();
-    let seen: Hammered = client.finish();
+    let seen: ConnectCounts = client.finish();
     assert!(seen.direct >= 1, "{seen:?}");
     assert_eq!((seen.proxied, seen.refused, seen.broken), (0, 0, 0), "{seen:?}");
 }
@@ -88,7 +88,7 @@ fn a_loader_upgrade_under_load_loses_no_connection() {
         interceptor.upgrade().unwrap();
         until("the client goes on", || counted(&interceptor, "redirected") > before);
     }
-    let seen: Hammered = client.finish();
+    let seen: ConnectCounts = client.finish();
     eprintln!("{} upgrades: {seen:?}", count(1000));
     assert_eq!((seen.direct, seen.refused, seen.broken, seen.errors.len()), (0, 0, 0, 0), "{seen:?}");
     assert!(seen.proxied > count(1000) as u64);
@@ -115,7 +115,7 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
         interceptor.upgrade().unwrap();
         until("the client goes on", || counted(&interceptor, "inbound_taken") > before);
     }
-    let seen: Hammered = client.finish();
+    let seen: ConnectCounts = client.finish();
     assert_eq!((seen.direct, seen.refused, seen.broken, seen.errors.len()), (0, 0, 0, 0), "{seen:?}");
     assert_eq!((counted(&interceptor, "inbound_refused"), seen.proxied > 0), (0, true));
     let after = linked(&pin);
@@ -240,7 +240,7 @@ fn a_newer_version_brings_its_programs_without_a_cut() {
     let bed = Bed::new();
     let (pod, slot) = (bed.cgroup("pod"), Slot::new(0));
     let ours = Path::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy")).to_owned();
-    let newer = Patched::version();
+    let newer = LimitedBuild::version();
     let run = |program: &Path, arguments: &[&str]| {
         let plain = bed.command(arguments);
         let output = once_written(Command::new(program).args(plain.get_args()));
@@ -270,7 +270,7 @@ fn a_newer_version_brings_its_programs_without_a_cut() {
     other.kill();
     assert_eq!(run(&newer.path(), &["upgrade"]), format!("upgraded {cgroup}\n"));
     assert_eq!(state().1, after.1);
-    let seen: Hammered = client.finish();
+    let seen: ConnectCounts = client.finish();
     let lost = (seen.direct, seen.refused, seen.broken, seen.errors.len());
     assert_eq!(lost, (0, 0, 0, 0), "{seen:?}");
     assert!(seen.proxied > 0);

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use crate::audit::Resource;
 use crate::environment::Environment;
 use crate::history::{Activity, ListOrWatch, RequestRecord, Span};
-use crate::observer::Sampled;
+use crate::observer::OwnershipSample;
 use crate::rules::{LastMove, shard_of};
 use crate::view::{Answers, Table};
 use crate::write_check::{WriteCheck, once_seen, shards_of};
@@ -212,7 +212,7 @@ pub(crate) fn of_shard(table: &Table, shard: &str) -> Result<(String, usize)> {
 }
 
 /// The most that was unowned and owned twice, and for how long at most: until we looked next.
-pub(crate) fn worst(samples: &[Sampled], when: &str) -> String {
+pub(crate) fn worst(samples: &[OwnershipSample], when: &str) -> String {
     let unowned = samples.iter().map(|sample| sample.unowned).max().unwrap_or_default();
     let twice = samples.iter().map(|sample| sample.twice).max().unwrap_or_default();
     format!(
@@ -223,14 +223,14 @@ pub(crate) fn worst(samples: &[Sampled], when: &str) -> String {
 }
 
 /// The same where nothing moves, so that nothing may be watched by two at any moment.
-pub(crate) fn one_owner(samples: &[Sampled], when: &str) -> Result<String> {
+pub(crate) fn one_owner(samples: &[OwnershipSample], when: &str) -> Result<String> {
     let report = worst(samples, when);
     ensure!(!samples.is_empty(), "{when}: nobody looked");
     ensure!(samples.iter().all(|sample| sample.twice == 0), "though nothing moved, {report}");
     Ok(report)
 }
 
-fn lasted(samples: &[Sampled], is: impl Fn(&Sampled) -> bool) -> String {
+fn lasted(samples: &[OwnershipSample], is: impl Fn(&OwnershipSample) -> bool) -> String {
     let mut longest = Duration::ZERO;
     let mut begun: Option<Timestamp> = None;
     for sample in samples {
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn what_two_watch_though_nothing_moves_is_found() {
-        let sample = |twice| Sampled { at: Timestamp::UNIX_EPOCH, unowned: 3, twice };
+        let sample = |twice| OwnershipSample { at: Timestamp::UNIX_EPOCH, unowned: 3, twice };
         assert!(one_owner(&[sample(0), sample(0)], "meanwhile").is_ok());
         let found = one_owner(&[sample(0), sample(2)], "meanwhile").unwrap_err().to_string();
         assert!(found.contains("2 watched by two"), "{found}");

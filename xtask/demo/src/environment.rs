@@ -22,7 +22,7 @@ use crate::observer::Observer;
 use crate::operator::{Operator, metric};
 use crate::rules::Rules;
 use crate::view::Answers;
-use crate::work::{Made, Work};
+use crate::work::{OperatorObjects, Work};
 
 mod load;
 
@@ -42,7 +42,7 @@ pub struct Environment {
     /// In how many namespaces, at first.
     pub namespaces: usize,
     /// What one replica alone has made of it, once that is known.
-    pub reference: OnceLock<Made>,
+    pub reference: OnceLock<OperatorObjects>,
     /// How many bytes it received to know everything and to follow a change of all, once that is known.
     pub alone: OnceLock<f64>,
     /// Whether the API server sees its requests come from its pods' own addresses, once that is known.
@@ -240,7 +240,7 @@ impl Environment {
     ///
     /// # Errors
     /// Where the API server does not answer.
-    pub fn made(&self, numbers: Range<usize>) -> Result<Made> {
+    pub fn made(&self, numbers: Range<usize>) -> Result<OperatorObjects> {
         let spaces: BTreeSet<String> = numbers.map(namespace).collect();
         self.work.made(&self.api, |namespace| spaces.contains(namespace))
     }

@@ -33,12 +33,12 @@ const COUNTED_OVER: Duration = Duration::from_secs(5);
 /// Watches, until it is dropped.
 #[derive(Debug)]
 pub struct Observer {
-    shared: Arc<Shared>,
+    shared: Arc<ObserverState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ObserverState {
     api: Arc<Api>,
     operator: Operator,
     seen: Mutex<Observations>,
@@ -53,7 +53,7 @@ struct Observations {
     /// Reconciles a second, by pod.
     rates: BTreeMap<String, f64>,
     /// What was unowned and owned twice, whenever we looked, as long as there is work.
-    samples: Vec<Sampled>,
+    samples: Vec<OwnershipSample>,
     /// How often the API server was asked, with success.
     rounds: u64,
     /// Why that failed last.
@@ -62,7 +62,7 @@ struct Observations {
 
 /// What was seen at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sampled {
+pub struct OwnershipSample {
     /// When.
     pub at: Timestamp,
     /// How many objects no replica worked on.
@@ -87,7 +87,7 @@ impl Observer {
     pub fn start(api: Arc<Api>, operator: Operator, log: PathBuf) -> Self {
         let history = AuditHistory::of(operator.namespace, operator.name);
         let seen = Mutex::new(Observations { history, ..Observations::default() });
-        let shared = Arc::new(Shared { api, operator, seen, over: AtomicBool::new(false) });
+        let shared = Arc::new(ObserverState { api, operator, seen, over: AtomicBool::new(false) });
         let thread = thread::spawn({
             let shared = shared.clone();
             move || shared.watch(log)
@@ -135,7 +135,7 @@ impl Observer {
     }
 
     /// What was unowned and owned twice in a span, whenever we looked.
-    pub fn sampled(&self, span: &Span) -> Vec<Sampled> {
+    pub fn sampled(&self, span: &Span) -> Vec<OwnershipSample> {
         let seen = self.shared.seen();
         seen.samples.iter().copied().filter(|sample| span.contains(&sample.at)).collect()
     }
@@ -199,12 +199,12 @@ impl Observations {
         let at = Timestamp::now();
         let Table { unowned, twice, objects, .. } = self.world.table(&self.history, &(at..at));
         if objects > 0 {
-            self.samples.push(Sampled { at, unowned, twice });
+            self.samples.push(OwnershipSample { at, unowned, twice });
         }
     }
 }
 
-impl Shared {
+impl ObserverState {
     fn seen(&self) -> MutexGuard<'_, Observations> {
         lock(&self.seen)
     }

@@ -34,13 +34,13 @@ pub struct Kind {
 }
 
 /// What an operator has made, by path.
-pub type Made = BTreeMap<String, Value>;
+pub type OperatorObjects = BTreeMap<String, Value>;
 
 /// What the path of what an operator says ends in.
 const STATUS: &str = "/status";
 
 /// How many objects there are of what an operator has made, and of how many it says something.
-pub fn count(made: &Made) -> (usize, usize) {
+pub fn count(made: &OperatorObjects) -> (usize, usize) {
     let statuses = made.keys().filter(|path| path.ends_with(STATUS)).count();
     (made.len() - statuses, statuses)
 }
@@ -169,14 +169,14 @@ impl Work {
     ///
     /// # Errors
     /// Where the API server does not answer.
-    pub fn made(self, api: &Api, is_work: impl Fn(&str) -> bool) -> Result<Made> {
+    pub fn made(self, api: &Api, is_work: impl Fn(&str) -> bool) -> Result<OperatorObjects> {
         let kinds: &[Kind] = match self {
             Self::Websites => &WEBSITES[1..],
             Self::Prometheuses => {
                 &[PROMETHEUSES[3], PROMETHEUSES[4], PROMETHEUSES[5], kind("", "v1", "Service", "services")]
             }
         };
-        let mut made = Made::new();
+        let mut made = OperatorObjects::new();
         for kind in kinds {
             let list = api.get(&kind.list_path())?;
             let ours = read(*kind, &list).filter(|(namespace, ..)| is_work(namespace));
@@ -249,7 +249,7 @@ fn text(value: &Value) -> String {
 }
 
 /// The first difference between what is there and what there should be.
-pub fn difference(made: &Made, wanted: &Made) -> Option<String> {
+pub fn difference(made: &OperatorObjects, wanted: &OperatorObjects) -> Option<String> {
     let missing = wanted.iter().find_map(|(path, content)| match made.get(path) {
         None => Some(format!("{path} is missing")),
         Some(found) if found != content => Some(format!("{path} is {found}, not {content}")),
@@ -307,11 +307,11 @@ mod tests {
 
     #[test]
     fn what_is_missing_differs_or_is_too_much_is_named() {
-        let one = Made::from([("/a".to_owned(), json!(1))]);
+        let one = OperatorObjects::from([("/a".to_owned(), json!(1))]);
         assert_eq!(difference(&one, &one), None);
-        assert_eq!(difference(&Made::new(), &one).as_deref(), Some("/a is missing"));
-        assert_eq!(difference(&one, &Made::new()).as_deref(), Some("/a should not be there"));
-        let other = Made::from([("/a".to_owned(), json!(2))]);
+        assert_eq!(difference(&OperatorObjects::new(), &one).as_deref(), Some("/a is missing"));
+        assert_eq!(difference(&one, &OperatorObjects::new()).as_deref(), Some("/a should not be there"));
+        let other = OperatorObjects::from([("/a".to_owned(), json!(2))]);
         assert_eq!(difference(&one, &other).as_deref(), Some("/a is 1, not 2"));
     }
 }

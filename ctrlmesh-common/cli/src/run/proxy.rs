@@ -27,7 +27,7 @@ use ctrlmesh_proxy::metrics::Metrics;
 use ctrlmesh_proxy::net::accept::{Acceptor, Origin, PodLimits};
 use ctrlmesh_proxy::net::memory_budget::MemoryBudget;
 use ctrlmesh_proxy::net::tls;
-use ctrlmesh_proxy::net::tls::issue::Presented;
+use ctrlmesh_proxy::net::tls::issue::ServingCertificate;
 use ctrlmesh_proxy::net::tls::trust::Trust;
 use ctrlmesh_proxy::policy;
 use ctrlmesh_proxy::serve::explain;
@@ -45,7 +45,7 @@ pub(crate) struct Setup {
     pub(crate) cluster: Cluster,
     pub(crate) through: Option<EgressProxy>,
     pub(crate) trust: Arc<Trust>,
-    pub(crate) presented: Arc<Presented>,
+    pub(crate) presented: Arc<ServingCertificate>,
     /// Whom to serve.
     pub(crate) verifier: Arc<dyn ClientCertVerifier>,
     pub(crate) policy: Policy,

@@ -27,7 +27,7 @@ use crate::run::kubeconfig::source::{self, SERVICE_ACCOUNT, Source};
 use crate::run::kubeconfig::{self, Chosen, text};
 use crate::run::proxy::Setup;
 use ctrlmesh_proxy::net::tls::issue;
-use ctrlmesh_proxy::net::tls::issue::Presented;
+use ctrlmesh_proxy::net::tls::issue::ServingCertificate;
 use ctrlmesh_proxy::net::tls::trust::Trust;
 use ctrlmesh_proxy::policy;
 use ctrlmesh_proxy::serve::explain;
@@ -71,7 +71,7 @@ struct Keys {
     authority: String,
     authority_file: PathBuf,
     /// What the command is shown.
-    presented: Arc<Presented>,
+    presented: Arc<ServingCertificate>,
     /// What the command shows, where the proxy speaks for the user.
     credential: Option<Credential>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -247,7 +247,7 @@ impl Keys {
         Ok(Self {
             authority: own.certificate,
             authority_file: cert,
-            presented: Arc::new(Presented::load(issuing)?),
+            presented: Arc::new(ServingCertificate::load(issuing)?),
             credential,
             verifier,
             trust: Arc::new(Trust::load_for(&believed, identity)?),

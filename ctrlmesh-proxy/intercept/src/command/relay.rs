@@ -54,7 +54,7 @@ pub(crate) struct Relay {
 
 /// What a listener takes.
 #[derive(Clone)]
-enum Taken {
+enum ListenerUse {
     /// Connections to targets, which these tables explain.
     Outbound(PathBuf),
     /// Webhook calls to these addresses.
@@ -88,7 +88,7 @@ impl Relay {
         let failed = |source| Error::Listen { address, source };
         let pins = &self.options.pins;
         let listener = listen(address).and_then(AsyncListener::from_std).map_err(failed)?;
-        let mut listeners = vec![(listener, Taken::Outbound(pins.clone()))];
+        let mut listeners = vec![(listener, ListenerUse::Outbound(pins.clone()))];
         listeners.extend(self.take_webhooks(own)?);
         tracing::info!(port = self.port, "relay listens");
         let room = Arc::new(Semaphore::new(CONNECTIONS));
@@ -109,7 +109,7 @@ impl Relay {
     }
 
     /// Takes the webhook calls that it was told of, by a socket for each family.
-    fn take_webhooks(&self, own: &Namespace) -> Result<Vec<(AsyncListener, Taken)>, Error> {
+    fn take_webhooks(&self, own: &Namespace) -> Result<Vec<(AsyncListener, ListenerUse)>, Error> {
         let Some(pod) = &self.pod else { return Ok(Vec::new()) };
         let mut interceptor = Interceptor::open(self.options.clone())?;
         let slot = interceptor.attached(pod)?;
@@ -126,7 +126,7 @@ impl Relay {
             }
             let failed = |source| Error::Listen { address: first, source };
             let listener = AsyncListener::from_std(listener).map_err(failed)?;
-            listeners.push((listener, Taken::Inbound(addresses)));
+            listeners.push((listener, ListenerUse::Inbound(addresses)));
         }
         // Those that a relay before us took, and that nobody takes any more.
         interceptor.keep_inbound(slot, &self.webhooks)?;
@@ -174,7 +174,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-async fn accept(listener: AsyncListener, room: Arc<Semaphore>, taken: Taken) -> io::Result<()> {
+async fn accept(listener: AsyncListener, room: Arc<Semaphore>, taken: ListenerUse) -> io::Result<()> {
     let mut connections = JoinSet::new();
     let mut originals = None;
     let mut refused = 0_u64;
@@ -196,7 +196,7 @@ async fn accept(listener: AsyncListener, room: Arc<Semaphore>, taken: Taken) -> 
             Err(error) => return Err(error),
         };
         match &taken {
-            Taken::Outbound(pins) => {
+            ListenerUse::Outbound(pins) => {
                 // The tables exist once something is attached, which may be after the relay has started.
                 originals = originals.or_else(|| Originals::open(pins).map(Arc::new).ok());
                 let originals = originals.clone();
@@ -205,7 +205,7 @@ async fn accept(listener: AsyncListener, room: Arc<Semaphore>, taken: Taken) -> 
                     outbound(client, peer, originals.as_deref()).await;
                 });
             }
-            Taken::Inbound(addresses) => {
+            ListenerUse::Inbound(addresses) => {
                 let local = client.local_addr().ok().filter(|local| addresses.contains(local));
                 connections.spawn(async move {
                     let _permit = permit;

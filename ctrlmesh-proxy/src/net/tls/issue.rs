@@ -62,7 +62,7 @@ pub enum Source {
 }
 
 #[derive(Debug)]
-pub struct Presented {
+pub struct ServingCertificate {
     source: Source,
     current: RwLock<Current>,
 }
@@ -116,7 +116,7 @@ impl Source {
     }
 }
 
-impl Presented {
+impl ServingCertificate {
     /// Reads or issues the first certificate.
     pub fn load(source: Source) -> Result<Self, TlsError> {
         let current = RwLock::new(load(&source)?);
@@ -164,7 +164,7 @@ impl Presented {
     }
 }
 
-impl ResolvesServerCert for Presented {
+impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(read(&self.current).key.clone())
     }
@@ -234,13 +234,13 @@ mod tests {
         fs::write(folder.join("key"), ca.key().serialize_pem()).unwrap();
     }
 
-    fn presented(folder: &TempDir) -> Presented {
+    fn presented(folder: &TempDir) -> ServingCertificate {
         authority(folder.path());
         let (cert, key) = (folder.path().join("crt"), folder.path().join("key"));
-        Presented::load(Source::MeshCa { cert, key, names: vec!["10.96.0.1".to_owned()] }).unwrap()
+        ServingCertificate::load(Source::MeshCa { cert, key, names: vec!["10.96.0.1".to_owned()] }).unwrap()
     }
 
-    fn leaf_of(presented: &Presented) -> Vec<u8> {
+    fn leaf_of(presented: &ServingCertificate) -> Vec<u8> {
         presented.current.read().unwrap().key.cert[0].to_vec()
     }
 

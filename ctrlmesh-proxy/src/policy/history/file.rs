@@ -44,16 +44,16 @@ pub struct HistoryFile {
 /// The content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct StoredHistory {
     uid: String,
-    pub(super) policies: Vec<WrittenPolicy>,
-    pub(super) forgotten: Option<summary::Written>,
+    pub(super) policies: Vec<StoredPolicy>,
+    pub(super) forgotten: Option<summary::StoredSummary>,
 }
 
 /// A policy under which a client may have read.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenPolicy {
+pub(super) struct StoredPolicy {
     pub(super) policy: Policy,
     pub(super) until: Vec<ReadVersion>,
 }
@@ -82,7 +82,7 @@ impl HistoryFile {
     ///
     /// # Errors
     /// The file cannot be read, which is logged.
-    pub(super) fn read(&self) -> Result<Option<Written>, ()> {
+    pub(super) fn read(&self) -> Result<Option<StoredHistory>, ()> {
         let written = self.written().map_err(|error| {
             let error = format!("{:#}", anyhow::Error::from(error));
             warn!(error, file = %self.file.display(), "watches from before are not believed");
@@ -90,7 +90,7 @@ impl HistoryFile {
         Ok(written.filter(|written| written.uid == self.uid))
     }
 
-    fn written(&self) -> Result<Option<Written>, HistoryFileError> {
+    fn written(&self) -> Result<Option<StoredHistory>, HistoryFileError> {
         let text = match fs::read_to_string(&self.file) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -105,8 +105,8 @@ impl HistoryFile {
     }
 
     /// Writes the file. Where that fails, it empties the file, so that the next process reads an unknown history.
-    pub(super) fn write(&self, policies: Vec<WrittenPolicy>, forgotten: Option<summary::Written>) {
-        let written = Written { uid: self.uid.clone(), policies, forgotten };
+    pub(super) fn write(&self, policies: Vec<StoredPolicy>, forgotten: Option<summary::StoredSummary>) {
+        let written = StoredHistory { uid: self.uid.clone(), policies, forgotten };
         let Err(error) = self.replace(&written) else { return };
         let error = format!("{:#}", anyhow::Error::from(error));
         let emptied = fs::write(&self.file, "").is_ok();
@@ -121,7 +121,7 @@ impl HistoryFile {
     }
 
     /// A process that is killed leaves the old file or the new one. There is no fsync: no pod survives a loss of power.
-    fn replace(&self, written: &Written) -> Result<(), HistoryFileError> {
+    fn replace(&self, written: &StoredHistory) -> Result<(), HistoryFileError> {
         let content = serde_json::to_string(written)?;
         if content.len() > MAX_FILE_BYTES {
             return Err(HistoryFileError::TooLarge { bytes: content.len() });

@@ -69,7 +69,7 @@ pub(super) struct ReadVersion {
 
 /// Reads for which a newer version is to be asked for.
 #[derive(Debug)]
-pub struct Unread {
+pub struct PendingVersions {
     reads: Arc<Reads>,
     times: u64,
 }
@@ -186,13 +186,13 @@ impl Reads {
 
     /// `Some` if a version is to be asked for: the resource was read, has no readers, and no version is known. Called
     /// once another policy is in force.
-    pub(super) fn unread(this: &Arc<Self>, group: &str, resource: &str) -> Option<Unread> {
+    pub(super) fn unread(this: &Arc<Self>, group: &str, resource: &str) -> Option<PendingVersions> {
         let (until, times) = {
             let extent = this.extent();
             (extent.until(group, resource), extent.times)
         };
         let unread = until == Until::Unknown && !this.is_read(group, resource);
-        unread.then(|| Unread { reads: this.clone(), times })
+        unread.then(|| PendingVersions { reads: this.clone(), times })
     }
 
     /// Records that the policy came into force again, which makes its versions unknown.
@@ -255,7 +255,7 @@ impl Until {
     }
 }
 
-impl Unread {
+impl PendingVersions {
     /// Records that a resource was read up to `version` at most. The API server must have given the version after this
     /// was returned.
     pub fn was_read_until(&self, (group, resource): (&str, &str), version: u64) {

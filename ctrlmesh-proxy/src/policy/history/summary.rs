@@ -7,7 +7,7 @@ use ctrlmesh_common::resource::ResourceMatch;
 use serde::{Deserialize, Serialize};
 
 use super::InForce;
-use super::reads::{ReadVersion, Reads, Unread};
+use super::reads::{PendingVersions, ReadVersion, Reads};
 
 /// Resources that are remembered because those policies limited them in different ways.
 const MAX_CHANGED: usize = 256;
@@ -30,7 +30,7 @@ pub(super) struct ForgottenPolicies {
 /// The summary in the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct StoredSummary {
     first: Policy,
     changed: Option<Vec<ResourceMatch>>,
     relocked: bool,
@@ -104,7 +104,7 @@ impl ForgottenPolicies {
     }
 
     /// The reads for which a version is to be asked for: none while the resource has readers under one of them.
-    pub(super) fn unread(&mut self, group: &str, resource: &str) -> Vec<Unread> {
+    pub(super) fn unread(&mut self, group: &str, resource: &str) -> Vec<PendingVersions> {
         self.merge_unread();
         if self.all().any(|reads| reads.is_read(group, resource)) {
             return Vec::new();
@@ -131,15 +131,20 @@ impl ForgottenPolicies {
     }
 
     /// The summary for the file. Readers of now will be gone when it is read.
-    pub(super) fn written(&self) -> Written {
+    pub(super) fn written(&self) -> StoredSummary {
         let mut until = self.reads.known();
         until.retain(|known| self.read.iter().all(|one| one.is_within(known)));
-        Written { first: self.first.as_ref().clone(), changed: self.changed.clone(), relocked: self.relocked, until }
+        StoredSummary {
+            first: self.first.as_ref().clone(),
+            changed: self.changed.clone(),
+            relocked: self.relocked,
+            until,
+        }
     }
 }
 
-impl From<Written> for ForgottenPolicies {
-    fn from(written: Written) -> Self {
+impl From<StoredSummary> for ForgottenPolicies {
+    fn from(written: StoredSummary) -> Self {
         Self {
             first: written.first.into(),
             changed: written.changed,

@@ -115,10 +115,10 @@ fn a_reader_under_a_forgotten_policy_keeps_no_other_uncleared() {
         clear(&history, now, resource, 10);
     }
     assert!(history.suspects(now, PODS, 11).unwrap().is_empty());
-    assert_eq!(history.suspects(now, NODES, 11).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(now, NODES, 11).unwrap_err(), HistoryExceeded);
     drop(stuck);
     assert!(history.suspects(now, PODS, 11).unwrap().is_empty());
-    assert_eq!(history.suspects(now, NODES, 11).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(now, NODES, 11).unwrap_err(), HistoryExceeded);
     clear(&history, now, NODES, 12);
     assert!(history.suspects(now, NODES, 13).unwrap().is_empty());
 }
@@ -156,12 +156,12 @@ fn a_forgotten_policy_concerns_the_resources_that_changed() {
         reading.answered(PODS.0, PODS.1);
         drop(reading);
     }
-    assert_eq!(history.suspects(&now, PODS, 7).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(&now, PODS, 7).unwrap_err(), HistoryExceeded);
     for unchanged in [NODES, ("", "secrets"), ("apps", "deployments")] {
         assert!(history.suspects(&now, unchanged, 7).unwrap().is_empty(), "{unchanged:?}");
     }
     clear(&history, &now, PODS, 10);
-    assert_eq!(history.suspects(&now, PODS, 10).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(&now, PODS, 10).unwrap_err(), HistoryExceeded);
     assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
     // A client that follows every change keeps it cleared.
     for epoch in 41..=80 {
@@ -179,10 +179,10 @@ fn readers_under_a_forgotten_policy_keep_all_uncleared() {
     let all: Vec<_> = (1..=40).map(|n| read(&history, &of_pods(&format!("a={n}"), n))).collect();
     let now = all.last().unwrap();
     clear(&history, now, PODS, 10);
-    assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), HistoryExceeded);
     reading.answered(PODS.0, PODS.1);
     drop(reading);
-    assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), HistoryExceeded);
     clear(&history, now, PODS, 12);
     assert!(history.suspects(now, PODS, 13).unwrap().is_empty());
 }
@@ -201,7 +201,7 @@ fn a_forgotten_lock_concerns_what_can_be_a_lock() {
     }
     let now = all.last().unwrap();
     assert!(history.suspects(now, PODS, 7).unwrap().is_empty());
-    assert_eq!(history.suspects(now, leases, 7).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(now, leases, 7).unwrap_err(), HistoryExceeded);
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn the_next_process_knows_the_versions() {
     history.was_read_until(&history.unread(&now, PODS), PODS, 10);
     let history = again(&folder, "u");
     let now = history.in_force(&now.policy);
-    assert_eq!(history.suspects(&now, PODS, 10).unwrap_err(), Forgotten);
+    assert_eq!(history.suspects(&now, PODS, 10).unwrap_err(), HistoryExceeded);
     assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
     assert!(history.suspects(&now, NODES, 1).unwrap().is_empty());
 }
@@ -299,11 +299,11 @@ fn an_unreadable_history_concerns_everything() {
         let history = again(&folder, "u");
         let now = history.in_force(&policy("a=1", 1));
         for resource in [PODS, NODES] {
-            assert_eq!(history.suspects(&now, resource, 7).unwrap_err(), Forgotten, "{at}");
+            assert_eq!(history.suspects(&now, resource, 7).unwrap_err(), HistoryExceeded, "{at}");
         }
         clear(&history, &now, PODS, 10);
         assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
-        assert_eq!(history.suspects(&now, NODES, 11).unwrap_err(), Forgotten);
+        assert_eq!(history.suspects(&now, NODES, 11).unwrap_err(), HistoryExceeded);
     }
 }
 
@@ -326,7 +326,7 @@ fn concurrent_writers_leave_whole_files_of_each_pod() {
         let kept = HistoryFile::of(folder.path(), Some(&format!("ns/{pod}").parse().unwrap()), pod);
         let policy = Policy { limits: vec![limit("pods", "a=1"); 100], ..Policy::default() };
         for _ in 0..200 {
-            let policies = vec![WrittenPolicy { policy: policy.clone(), until: Vec::new() }];
+            let policies = vec![StoredPolicy { policy: policy.clone(), until: Vec::new() }];
             kept.write(policies, None);
             let read = kept.read().expect("it is whole").expect("it is this pod's");
             assert_eq!(read.policies.len(), 1);

@@ -11,7 +11,7 @@ pub(crate) struct Process(pub(crate) Child);
 /// What a client saw of one connection.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default)]
-pub(crate) struct Seen {
+pub(crate) struct ClientReport {
     pub(crate) peer: String,
     pub(crate) local: String,
     pub(crate) answer: String,
@@ -21,7 +21,7 @@ pub(crate) struct Seen {
 
 /// What a hammering client saw.
 #[derive(Debug, serde::Deserialize)]
-pub(crate) struct Hammered {
+pub(crate) struct ConnectCounts {
     pub(crate) proxied: u64,
     pub(crate) direct: u64,
     pub(crate) refused: u64,

@@ -20,7 +20,7 @@ use crate::observer::since;
 use crate::rules::shard_of;
 use crate::shares;
 use crate::view::{Table, World};
-use crate::work::{self, Made};
+use crate::work::{self, OperatorObjects};
 use crate::write_check::{WriteCheck, shards_of};
 
 /// How many namespaces come later.
@@ -308,7 +308,7 @@ fn deleted(environment: &Environment) -> Result<String> {
 }
 
 /// That all is as one replica alone has left it. What an operator says of its work may come a moment after the work.
-fn same_in_the_end(environment: &Environment, reference: &Made) -> Result<()> {
+fn same_in_the_end(environment: &Environment, reference: &OperatorObjects) -> Result<()> {
     let deadline = Instant::now() + ON_ITS_WAY;
     while let Some(difference) = work::difference(&environment.made(0..environment.namespaces)?, reference) {
         ensure!(Instant::now() < deadline, "{difference}");

@@ -60,7 +60,7 @@ fn main() {
 
 /// What was measured.
 #[derive(Debug, Default)]
-struct Measured {
+struct Costs {
     connected: Duration,
     large: Vec<Duration>,
     small: Vec<Duration>,
@@ -84,7 +84,7 @@ async fn measure(count: usize, changes: (usize, usize)) {
     let before = Spent::now();
     let proxies = Proxies::start(&cluster.pods, address, &ca);
     connected(&manager, count).await;
-    let mut measured = Measured { connected: begun.elapsed(), ..Measured::default() };
+    let mut measured = Costs { connected: begun.elapsed(), ..Costs::default() };
     tell("all connected", &manager, &before).await;
     // Each has its first policy then.
     proxies.acknowledged(count).await;
@@ -157,7 +157,7 @@ async fn changed(proxies: &Proxies, change: impl Future<Output = ()>, count: usi
     times.into_iter().map(|time| time.duration_since(begun)).collect()
 }
 
-impl Measured {
+impl Costs {
     fn print(mut self, cluster: &Cluster) {
         self.large.sort();
         self.small.sort();

@@ -35,11 +35,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(crate) struct Proxies {
     _tasks: JoinSet<()>,
     _folder: TempDir,
-    counted: Arc<Counted>,
+    counted: Arc<Rates>,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct Rates {
     updates: AtomicUsize,
     down: AtomicUsize,
     up: AtomicUsize,
@@ -59,7 +59,7 @@ impl Proxies {
     /// Starts one for each pod, of the manager at `address` that `ca` vouches for.
     pub(crate) fn start(pods: &[OnePod], address: SocketAddr, ca: &Path) -> Self {
         let folder = TempDir::new().unwrap();
-        let (mut tasks, counted) = (JoinSet::new(), Arc::<Counted>::default());
+        let (mut tasks, counted) = (JoinSet::new(), Arc::<Rates>::default());
         for (number, pod) in (0_u32..).zip(pods) {
             let token = folder.path().join(&pod.uid);
             fs::write(&token, &pod.token).unwrap();
@@ -98,7 +98,7 @@ impl Proxies {
     }
 }
 
-async fn live(proxy: Proxy, counted: Arc<Counted>) {
+async fn live(proxy: Proxy, counted: Arc<Rates>) {
     let mut known = None;
     let mut ticket = Bytes::new();
     let mut wait = WAIT.0;
@@ -114,7 +114,7 @@ async fn live(proxy: Proxy, counted: Arc<Counted>) {
 async fn follow(
     proxy: &Proxy,
     (known, ticket): (&mut Option<Known>, &mut Bytes),
-    counted: &Counted,
+    counted: &Rates,
 ) -> anyhow::Result<()> {
     let Proxy { manager, to, from, pod } = proxy;
     let socket = TcpSocket::new_v4()?;

@@ -53,14 +53,14 @@ struct Ask {
     verb: String,
 }
 
-type Asked = BTreeSet<Ask>;
+type Requests = BTreeSet<Ask>;
 
 /// What is granted and was not asked for: by whom, of what, how, and of which object.
-type Left = BTreeSet<(&'static str, &'static str, &'static str, &'static str)>;
+type UnusedRights = BTreeSet<(&'static str, &'static str, &'static str, &'static str)>;
 
 /// What the managers have asked for, and what of that they were refused.
-fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
-    let (mut asked, mut refused) = (Asked::new(), BTreeSet::new());
+fn asked(cluster: &ControlPlane) -> (Requests, BTreeSet<String>) {
+    let (mut asked, mut refused) = (Requests::new(), BTreeSet::new());
     let log = fs::read_to_string(cluster.audit_log()).unwrap();
     let lines = log.lines().filter(|line| line.contains(PROGRAM));
     for event in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
@@ -105,8 +105,8 @@ fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
 }
 
 /// What is granted and was not asked for: of what is granted by name each name, of all else more than one.
-fn not_asked(asked: &Asked) -> Left {
-    let mut left = Left::new();
+fn not_asked(asked: &Requests) -> UnusedRights {
+    let mut left = UnusedRights::new();
     for role in &ROLES {
         for (right, resource) in role.rules.iter().flat_map(|right| right.resources.iter().map(move |one| (right, one)))
         {

@@ -25,7 +25,7 @@ use crate::token::{self, TestPod};
 const KILLS: usize = 2;
 
 /// What was ever written of shards: by name and UID, the generations, each a change of the spec.
-type Written = Arc<Mutex<BTreeMap<(String, String), BTreeSet<i64>>>>;
+type WrittenEpochs = Arc<Mutex<BTreeMap<(String, String), BTreeSet<i64>>>>;
 
 /// Two managers, each of which keeps its address when it is started anew.
 struct Managers<'a> {
@@ -73,8 +73,8 @@ async fn begin(cluster: &ControlPlane, arguments: &[String]) -> Replica {
 }
 
 /// Looks on what is written of shards, for as long as the runtime is there.
-fn watch(client: &Client) -> Written {
-    let written = Written::default();
+fn watch(client: &Client) -> WrittenEpochs {
+    let written = WrittenEpochs::default();
     let (shards, seen) = (Api::<ShardingConfig>::namespaced(client.clone(), OPERATOR), written.clone());
     tokio::spawn(async move {
         let mut events = std::pin::pin!(watcher::watcher(shards, watcher::Config::default()));
@@ -105,7 +105,7 @@ async fn programmed(client: &Client) {
 }
 
 /// Waits until there are these shards and no others, and they have been seen as they are.
-async fn shards(client: &Client, written: &Written, names: BTreeSet<&str>) {
+async fn shards(client: &Client, written: &WrittenEpochs, names: BTreeSet<&str>) {
     let shards: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
     eventually("the shards to be the root's", async || {
         let there = shards.list(&ListParams::default()).await.ok()?.items;
@@ -122,7 +122,7 @@ async fn shards(client: &Client, written: &Written, names: BTreeSet<&str>) {
 }
 
 /// Waits until the shard that stays was changed so often: twice before it is written once, it would be as it was.
-async fn changed(written: &Written, times: usize) {
+async fn changed(written: &WrittenEpochs, times: usize) {
     let was = || {
         let seen = written.lock().unwrap().clone();
         let mut stays = seen.into_iter().filter(|((name, _), _)| name == "op-1-normal");
@@ -184,7 +184,7 @@ async fn killed_leaders_lose_nothing_and_do_nothing_twice() {
 }
 
 /// Two shards are made at first. Each change of the root makes one, changes the one that stays, and removes one.
-fn assert_written_once(written: &Written, changes: usize) {
+fn assert_written_once(written: &WrittenEpochs, changes: usize) {
     let written = written.lock().unwrap().clone();
     let count: usize = written.values().map(BTreeSet::len).sum();
     assert_eq!(count, 2 + 2 * changes, "{written:?}");
