@@ -1,4 +1,4 @@
-//! The contracts of ctrlmesh: what the kernel, the proxy, the manager and users agree on.
+//! The contracts of ctrlmesh: between kernel programs, proxy, manager and users.
 #![cfg_attr(not(feature = "core"), no_std)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 

@@ -1,4 +1,4 @@
-//! Sends an outbound connection to the proxy, to its target, or nowhere.
+//! Sends an outbound connection to the proxy or to its target, or refuses it.
 
 use core::mem::{offset_of, size_of};
 use core::ptr;

@@ -1,4 +1,4 @@
-//! Who is measured, and what stands on both sides of them.
+//! The contestants of a benchmark, with a server behind and clients before them.
 
 pub(crate) mod backend;
 pub(crate) mod load;

@@ -1,5 +1,5 @@
-//! What does interception cost a client's `connect()`? Nothing attached, our programs with every check, and iptables
-//! REDIRECT, taken in turns within one run.
+//! Measures what interception costs a client's `connect()`: with nothing attached, with our programs, and with iptables
+//! REDIRECT. All take turns within one run.
 //!
 //! Each way has a network namespace and a client process of its own. A client connects and closes, in batches; after
 //! each batch another client has its turn, in an order that changes, so that what else the machine does hits all alike.

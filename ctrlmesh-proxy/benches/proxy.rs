@@ -1,4 +1,4 @@
-//! What does the proxy cost, beside nothing, nginx and a bare hyper relay?
+//! Measures what the proxy costs, beside a direct connection, nginx and a bare hyper relay.
 //!
 //! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle|profile [--quick]`. All contestants run at once and
 //! are asked in turn; every other round goes from the last to the first. CPU is what the kernel counts for a

@@ -1,4 +1,4 @@
-//! A recorded request arrives byte by byte, but for the selector, and so does its response.
+//! A recorded request and its response arrive byte by byte, but for the selector.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 mod harness;

@@ -1,4 +1,4 @@
-//! Limits on clients, and that other clients are served meanwhile.
+//! Limits on clients, while other clients are served.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

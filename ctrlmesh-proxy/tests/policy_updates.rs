@@ -1,4 +1,4 @@
-//! Open watches at a policy change.
+//! Open watches when the policy changes.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

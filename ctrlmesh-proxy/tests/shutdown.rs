@@ -1,4 +1,4 @@
-//! What SIGTERM does to connections and requests.
+//! Connections and requests after SIGTERM.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

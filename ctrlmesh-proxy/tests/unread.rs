@@ -1,4 +1,4 @@
-//! The memory that clients take who send requests and do not read the responses.
+//! Memory limits for clients that send requests and do not read the responses.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

@@ -1,4 +1,4 @@
-//! Watches over `WebSocket`s, of which the proxy reads nothing.
+//! Watches over `WebSocket`s, which the proxy forwards as bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

@@ -1,4 +1,4 @@
-//! Raw bytes into the pure core: what must hold whatever they are.
+//! Feeds raw bytes to the pure core, and checks what holds for any input.
 //!
 //! The fuzzer calls these functions with nightly; the tests of `ctrlmesh-request` call them with stable, on seeded
 //! input.

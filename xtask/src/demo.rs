@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: checks the machine, builds, and becomes the demo.
+//! `cargo xtask demo`: checks the machine, builds, and starts the demo.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{PathBuf, absolute};

@@ -1,4 +1,4 @@
-//! Checks what people read: links, the width of prose and comments, and generated reference pages.
+//! Checks docs and comments: links, width, and generated reference pages.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Prints what takes long, how long that may be, and how long it took.
+//! Prints long steps, with their expected and their measured time.
 
 use std::io::{Write as _, stderr};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Makes a bare Debian 12 machine ready, or says what one has to install.
+//! Installs what tests and demo need on a bare Debian 12 machine, or lists what to install.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};

@@ -1,4 +1,4 @@
-//! The programs of others that we use: their versions, and where they are.
+//! Versions and paths of third-party programs.
 //!
 //! Programs that we build live in one folder outside the checkout, a folder per version, so that a second clone finds
 //! them there. They are put in place by a rename: what is there is whole.

@@ -1,4 +1,4 @@
-//! `ctrlmesh validate` and `ctrlmesh compile`, as a user meets them.
+//! `ctrlmesh validate` and `ctrlmesh compile` on the command line.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

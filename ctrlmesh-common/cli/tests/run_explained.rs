@@ -1,4 +1,4 @@
-//! What `ctrlmesh run --explain` says.
+//! The lines that `ctrlmesh run --explain` writes.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
 

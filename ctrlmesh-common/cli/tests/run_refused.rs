@@ -1,4 +1,4 @@
-//! What `ctrlmesh run` refuses, and what it says to do.
+//! Runs that `ctrlmesh run` refuses, and its advice.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
 

@@ -1,4 +1,4 @@
-//! What every process of ctrlmesh needs to live.
+//! Shared parts of every ctrlmesh process: drain, readiness, logs, listeners, TLS and admin pages.
 //!
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]

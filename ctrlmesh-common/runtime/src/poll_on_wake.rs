@@ -1,4 +1,4 @@
-//! A future that is polled only after it woke by itself.
+//! A future that is polled only after its own waker was called.
 //!
 //! A task that waits for a frequent and a rare event is woken for either, and polls both. Polling the rare one takes
 //! locks and memory that nothing else touches. So it gets a waker of its own, and is polled only after that waker

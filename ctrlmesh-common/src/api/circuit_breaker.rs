@@ -1,4 +1,4 @@
-//! `CircuitBreaker`: holds an operator back when it runs wild.
+//! `CircuitBreaker`: limits the requests of an operator.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! `FaultInjection`: shows how an operator behaves when its API server does not.
+//! `FaultInjection`: makes requests of an operator fail or wait, for tests.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};

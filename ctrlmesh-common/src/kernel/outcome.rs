@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-//! Everything that can happen to a connection. Each outcome is counted, under a name that users see.
+//! Outcomes of a connection. Each is counted, under a name that users see.
 
 /// Everything that can happen to a connection. Each is counted, per CPU.
 #[repr(u32)]

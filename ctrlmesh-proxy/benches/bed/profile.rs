@@ -1,4 +1,4 @@
-//! Where does the proxy's time go? Samples of `perf`, by function.
+//! Shows in which functions the proxy spends its time, by samples of `perf`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! The least that a proxy can do with hyper: what is left of ours when all that it is for is taken away.
+//! A bare hyper relay: the least that a proxy can do with hyper.
 
 use std::future::Future;
 use std::net::SocketAddr;

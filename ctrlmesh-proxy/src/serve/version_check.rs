@@ -1,4 +1,4 @@
-//! Decides about requests for which it matters at which version the policy changed.
+//! Decides about requests whose answer depends on the version at which the policy changed.
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_request::decide;

@@ -1,4 +1,4 @@
-//! The reads that carry an open watch from one selector to another.
+//! Reads the pages that carry an open watch from one selector to another.
 
 use std::fmt;
 use std::future::Future;

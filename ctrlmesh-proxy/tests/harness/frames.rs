@@ -1,4 +1,4 @@
-//! An API server that speaks HTTP/2 frame by frame, as a test wants it.
+//! An API server that sends the HTTP/2 frames that a test asks for.
 
 use bytes::Bytes;
 use http::Request;

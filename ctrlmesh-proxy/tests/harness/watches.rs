@@ -1,4 +1,4 @@
-//! An API server whose watches a test holds and whose lists it makes, and a proxy before it whose policy changes.
+//! An API server whose watches and lists a test controls, behind a proxy whose policy changes.
 
 use std::fs;
 use std::io;

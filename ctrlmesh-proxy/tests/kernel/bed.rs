@@ -1,4 +1,4 @@
-//! What a test stands on: cgroups, a network namespace and pins of its own, gone afterwards whatever happens.
+//! The bed of a test: cgroups, a network namespace and pins of its own, which are removed however the test ends.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

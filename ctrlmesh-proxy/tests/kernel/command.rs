@@ -1,4 +1,4 @@
-//! `ctrlmesh-proxy intercept`, as a new user runs it.
+//! `ctrlmesh-proxy intercept` on the command line.
 
 use std::path::Path;
 use std::process::{Command, Output};

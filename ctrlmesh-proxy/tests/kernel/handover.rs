@@ -1,4 +1,4 @@
-//! One process of a node follows another: nothing is refused, nothing passes, and one of them is in charge.
+//! One process of a node follows another: no connection is refused or passes, and one process serves at a time.
 
 use std::fs::File;
 use std::path::Path;

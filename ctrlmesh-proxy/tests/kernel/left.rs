@@ -1,4 +1,4 @@
-//! What stays, and what does not, after something was removed.
+//! State that stays or goes when something was removed.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

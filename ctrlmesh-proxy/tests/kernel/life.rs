@@ -1,4 +1,4 @@
-//! Attaching, detaching, sweeping, and how much of it a node can hold.
+//! Attaching, detaching and sweeping, up to the capacity of a node.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What a user reads where the machine lacks something.
+//! Error messages on machines that lack a feature.
 //!
 //! A kernel that is older cannot be had here, but one that is asked for more than it has says the same: our binary is
 //! copied, with other numbers in the calls of its kernel programs.

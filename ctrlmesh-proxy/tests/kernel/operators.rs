@@ -1,4 +1,4 @@
-//! What the tests of a node's proxy stand on: an API server, the list of the node's pods, and the operators in them.
+//! The bed of the node proxy's tests: an API server, the list of the node's pods, and operators in them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};

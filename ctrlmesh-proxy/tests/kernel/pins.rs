@@ -1,4 +1,4 @@
-//! Where pins may be, and whose.
+//! The places and owners that pins may have.
 
 use crate::bed::Bed;
 use ctrlmesh_intercept::{Error, Interceptor, Options, Originals, Status};

@@ -1,4 +1,4 @@
-//! Relays beside each other, and what they leave behind.
+//! Several relays beside each other, and the state that they leave.
 
 use std::process::Stdio;
 

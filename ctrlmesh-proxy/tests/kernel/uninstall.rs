@@ -1,4 +1,4 @@
-//! Everything is removed: by one owner, by another, and while others are at it.
+//! Uninstalling: by the owner, by another owner, and while others attach.
 
 use crate::bed::{Bed, TARGET};
 use crate::command::{attach, is_let_go, run, status, text};

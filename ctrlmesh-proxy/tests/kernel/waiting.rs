@@ -1,4 +1,4 @@
-//! What goes on while one loader waits for another.
+//! Work that continues while one loader waits for another.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Asks the API server, in JSON, from threads that know nothing of async.
+//! A blocking JSON client for the API server.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Sees to it that nothing is left, however the demo ends: a process of its own, which starts the demo and waits.
+//! Removes everything that the demo made, however the demo ends: a parent process that starts the demo and waits.
 //!
 //! The demo needs no handler for any of this. What it starts ends with it (the test bed holds it so), and each of those
 //! processes carries a variable of ours, so that we know when the last of them is gone.

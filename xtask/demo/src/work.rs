@@ -1,4 +1,4 @@
-//! The objects that an operator is given, and the objects that it has to make of them.
+//! The objects that an operator gets, and the objects that it has to make from them.
 //!
 //! What it has made is compared as a whole: what one replica alone made of some objects, three must make of them, too.
 

@@ -1,4 +1,4 @@
-//! The demo on a cluster of the user's: it says what is missing, and removes what it made.
+//! The demo on a cluster of the user's: its error messages, and the removal of what it made.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead as _, BufReader, Read as _};

@@ -1,4 +1,4 @@
-//! Finds clients that dialled the API server and did not believe its certificate.
+//! Finds clients that dialled the API server and refused its certificate.
 //!
 //! They make no request, so no audit log has them. The server's own log does, when it is told to be verbose.
 

@@ -1,4 +1,4 @@
-//! Nodes for people, who start them, use them and end them when they like; `cargo xtask node` calls this.
+//! Starts, lists and ends nodes for people; `cargo xtask node` calls this.
 #![forbid(unsafe_code)]
 
 use std::fs::File;

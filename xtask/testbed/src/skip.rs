@@ -1,4 +1,4 @@
-//! Marks a test as skipped, which libtest cannot: its tests only pass or fail.
+//! Marks a test as skipped, which libtest cannot do.
 
 use std::io::{self, Write as _, stdout};
 

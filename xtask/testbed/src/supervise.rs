@@ -1,4 +1,4 @@
-//! Ends every program, and removes every folder, that a test process started or made.
+//! Ends every program and removes every folder of a test process, however it ends.
 //!
 //! It starts shells in process groups of their own, so that Ctrl-C does not reach them. Each reads its standard input,
 //! a pipe that only this process holds. However this process ends (return, panic, SIGKILL), the kernel closes the pipe.

@@ -1,4 +1,4 @@
-//! Where the programs are that the bed runs.
+//! Paths of the programs that the bed runs.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The bed itself: what it starts is real, and nothing of it stays.
+//! The control-plane bed itself: its programs are real, and nothing of it stays.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! An ordinary operator on a real node, without us: what it does there is what it must still do with us.
+//! An ordinary operator on a real node without ctrlmesh: the reference for the same operator with it.
 
 use std::collections::BTreeSet;
 use std::fs;

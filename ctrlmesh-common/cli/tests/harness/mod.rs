@@ -1,4 +1,4 @@
-//! What the tests of `run` need: certificates, a scripted API server, and the program itself.
+//! The harness of the tests of `run`: certificates, a scripted API server, and the program itself.
 #![allow(dead_code, reason = "each test binary uses its own part of the harness")]
 
 #[path = "../../../../ctrlmesh-proxy/tests/harness/pki.rs"]

@@ -1,4 +1,4 @@
-//! Knows the latest connection of each client.
+//! Keeps the latest connection of each client.
 //!
 //! A client may connect again before the end of its former connection is noticed.
 

@@ -1,4 +1,4 @@
-//! Our IPv6 prefix, local on `lo` of a network namespace: every address of it is the host's own, as all of 127/8 is.
+//! Makes our IPv6 prefix local on `lo` of a network namespace, as all of 127/8 is.
 //!
 //! One route, made by netlink. It lives as long as the namespace, or until `lo` is set down. Needs `CAP_NET_ADMIN` in
 //! the user namespace that owns the network namespace.

@@ -1,4 +1,4 @@
-//! Processes of a test, and what clients say they saw.
+//! Processes of a test, and the reports of clients.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Child;

@@ -1,4 +1,4 @@
-//! Takes everything of a test away, also of one that did not end well.
+//! Removes everything that a test made, also a test that was killed.
 
 use std::path::Path;
 use std::process::Command;

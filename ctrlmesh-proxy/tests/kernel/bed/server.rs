@@ -1,4 +1,4 @@
-//! Threads that answer.
+//! Servers in threads, with the answer that a test chooses.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Has something changed all the time, so that an operator has something to do.
+//! Changes objects all the time, so that an operator has work.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! What the manager has to look after: one operator of half of the pods, and a thousand of a few each.
+//! The objects of the manager's benchmark: one operator with half of the pods, and a thousand small operators.
 
 use std::fs;
 use std::path::PathBuf;

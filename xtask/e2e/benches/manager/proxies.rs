@@ -1,4 +1,4 @@
-//! Ten thousand proxies, as far as the manager sees them.
+//! Simulates the connections of ten thousand proxies.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

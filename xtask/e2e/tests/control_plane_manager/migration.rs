@@ -1,4 +1,4 @@
-//! A cluster that was labelled with other keys, and by another hash, is labelled anew as it stands.
+//! Relabels a cluster that was labelled with other keys and another hash.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The managers' requests, as the audit log has them.
+//! Reads the managers' requests from the audit log.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Proxies that come back, to a replica that may know less than the one that they come from.
+//! Proxies reconnect to a replica that may have older state.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A proxy, or a manager, whose machine is gone: nothing comes from it any more, not even the end of its connection.
+//! Proxies and managers whose machine vanishes without closing its connections.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! Policies reach real proxies, which go on without the manager.
+//! Policies reach real proxies, which keep serving without the manager.
 
 use std::fs;
 use std::time::SystemTime;

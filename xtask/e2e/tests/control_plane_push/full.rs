@@ -1,4 +1,4 @@
-//! All of it: a root is applied, and each proxy shows its own part; without the manager, too.
+//! From a root ShardingConfig to each proxy's part of the objects, also without the manager.
 
 use std::collections::BTreeSet;
 use std::fs;

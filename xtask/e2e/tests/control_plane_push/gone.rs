@@ -1,4 +1,4 @@
-//! Somebody removes the Secret with the authorities, while pods believe them.
+//! The Secret with the certificate authorities is deleted while pods trust them.
 
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};

@@ -1,4 +1,4 @@
-//! Policies on their way to real proxies, and to attackers, with a real API server.
+//! The path of policies from manager to real proxies, with a real API server and attackers.
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

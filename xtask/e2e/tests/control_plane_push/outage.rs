@@ -1,4 +1,4 @@
-//! The API server goes away under the manager, and forgets; kinds vanish while they are labelled.
+//! The manager while the API server loses its history, and while kinds vanish during labelling.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Pods of one Deployment, about which several managers are asked at the same moment.
+//! Pods of one Deployment that several managers admit at the same moment.
 
 use std::collections::BTreeMap;
 use std::fs;

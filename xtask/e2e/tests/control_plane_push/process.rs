@@ -1,4 +1,4 @@
-//! The programs as users run them: processes of their own.
+//! Starts the programs as processes of their own.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};

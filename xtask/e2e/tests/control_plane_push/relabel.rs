@@ -1,4 +1,4 @@
-//! Objects are given other labels while operators watch them through their proxies: none of them ever notices.
+//! Objects get other labels while operators watch them through proxies, and no operator notices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

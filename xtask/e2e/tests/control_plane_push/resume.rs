@@ -1,4 +1,4 @@
-//! A manager is killed while it labels what was there before it, and another goes on.
+//! A manager is killed while it labels existing objects, and another one continues.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The authorities in the Secret are exchanged while proxies are connected.
+//! The authorities in the Secret are rotated while proxies are connected.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Two managers, of which the one that leads is killed again and again while shards change.
+//! Two managers, whose leader is killed again and again while shards change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

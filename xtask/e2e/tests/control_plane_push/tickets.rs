@@ -1,4 +1,4 @@
-//! Proxies that come back, to a replica that has not had their token reviewed.
+//! Proxies reconnect to a replica that has not reviewed their token.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! Tokens: real ones, and some that only look so.
+//! Valid tokens, and invalid ones that look valid.
 
 use std::fs;
 use std::time::{Duration, SystemTime};

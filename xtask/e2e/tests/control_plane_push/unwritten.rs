@@ -1,4 +1,4 @@
-//! A leader that is not allowed to write what everybody waits for.
+//! A leader that may not write the Secret of the authorities gives up its Lease.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the tests against a real API server share.
+//! Shared parts of the tests against a real API server.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::time::Duration;

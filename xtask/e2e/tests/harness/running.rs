@@ -1,4 +1,4 @@
-//! The manager as users run it: a process of its own, until it is dropped.
+//! Starts the manager as a process of its own, which ends when the test drops it.
 //!
 //! A shell starts it, and kills it when the pipe that only this process holds is closed, however this process ends.
 

@@ -1,4 +1,4 @@
-//! An enrolled pod from which one looks into other pods.
+//! An enrolled pod that makes requests to other pods.
 
 use anyhow::Result;
 use ctrlmesh_testbed::Space;

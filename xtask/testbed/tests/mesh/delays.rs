@@ -1,4 +1,4 @@
-//! How long pods take to start: figures that a person asks for, and that no test judges.
+//! Measures how long pods take to start; no test asserts these figures.
 
 use std::collections::BTreeMap;
 use std::io::{Write as _, stderr};

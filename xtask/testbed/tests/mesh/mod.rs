@@ -1,4 +1,4 @@
-//! ctrlmesh on a cluster, deployed as its users deploy it, and what is enrolled there.
+//! ctrlmesh on a cluster, deployed as its users deploy it, with enrolled operators.
 #![allow(dead_code, reason = "each test binary uses its own part of it")]
 
 pub(crate) mod client;

@@ -1,4 +1,4 @@
-//! What is left of a node that ended, or whose harness was killed.
+//! Cleanup of a node that ended, or whose harness was killed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The node bed itself: what it runs is real, what it promises holds, and nothing of it stays.
+//! The node bed itself: its programs are real, and nothing of it stays.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

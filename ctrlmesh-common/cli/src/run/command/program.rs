@@ -1,4 +1,4 @@
-//! Looks the command's program up as `execvp` does, before anything is made for it.
+//! Looks up the command's program as `execvp` does, before the session is made.
 
 use std::env;
 use std::ffi::{OsStr, OsString};

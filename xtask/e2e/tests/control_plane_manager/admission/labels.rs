@@ -1,4 +1,4 @@
-//! Objects carry their labels, at once and for ever.
+//! Objects get their labels at once, and keep them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};

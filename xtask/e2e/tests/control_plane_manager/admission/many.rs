@@ -1,4 +1,4 @@
-//! Many objects: how long it takes, and what it costs.
+//! Admission of many objects: time and cost.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Which shards a root makes, and keeps.
+//! The shards that a root makes, and keeps.
 
 use std::collections::BTreeSet;
 
