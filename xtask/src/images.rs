@@ -29,10 +29,10 @@ const IMAGES: &str = "images";
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Build this image only; may be given several times; without it proxy, manager and example-operator
+    /// Build this image only; may be given several times [default: proxy, manager and example-operator]
     #[arg(value_name = "NAME")]
     images: Vec<Image>,
-    /// Build proxy and manager without optimisation, and pack nothing, as for tests: slow, large, and built in no time
+    /// Build proxy and manager without optimisation or compression, as for tests: quick to build, large and slow
     #[arg(long)]
     debug: bool,
 }
@@ -48,9 +48,9 @@ pub enum Image {
     ExampleOperator,
     /// prometheus-operator, which we did not write
     PrometheusOperator,
-    /// What holds a pod's namespaces on the node bed
+    /// The pause container of the node bed's pods
     Pause,
-    /// What the node bed's tests run in pods
+    /// The program that the node bed's tests run in pods
     Probe,
     /// kubectl, for tests that run it in a pod
     Kubectl,
