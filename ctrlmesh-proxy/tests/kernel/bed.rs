@@ -341,6 +341,11 @@ pub(crate) fn targets(list: &[&str]) -> Targets {
     Targets { name: "test".to_owned(), list: list.iter().map(|text| text.parse().unwrap()).collect() }
 }
 
+/// How often an outcome was counted.
+pub(crate) fn counted(interceptor: &Interceptor, outcome: &str) -> u64 {
+    interceptor.status().unwrap().counters[outcome]
+}
+
 /// A tenth of a large count, or all of it where asked for.
 pub(crate) fn count(full: usize) -> usize {
     if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") { full } else { full / 10 }

@@ -65,16 +65,6 @@ fn attach_run_status_detach() {
 }
 
 #[test]
-fn fail_open_lets_connections_pass_while_no_relay_runs() {
-    let bed = Bed::new();
-    run(&mut attach(&bed, &["--fail-open"]));
-    let _target = bed.target(TARGET);
-    let seen = bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
-    assert_eq!(seen.answer, format!("target {}", seen.local));
-    assert_eq!(status(&bed)["counters"]["no_listener_passed"], 1);
-}
-
-#[test]
 fn the_heartbeat_of_a_relay_is_shown() {
     let bed = Bed::new();
     run(&mut attach(&bed, &["--heartbeat", "60000"]));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Stdio;
 
-use crate::bed::{Bed, ClientReport, ConnectCounts, PROXY, Process, TARGET, TARGET_V6, echo, until};
+use crate::bed::{Bed, ClientReport, ConnectCounts, PROXY, Process, TARGET, TARGET_V6, counted, echo, until};
 use ctrlmesh_intercept::{Event, Events, Interceptor, ListenerCheck, listener};
 
 /// What was counted since the last time.
@@ -105,7 +105,7 @@ fn an_event_that_does_not_fit_is_counted_the_others_are_kept() {
     attach.report = true;
     let slot = interceptor.attach(&attach).unwrap();
     let client = bed.hammer(&attach.cgroup, TARGET, "proxy ");
-    let counted = |name: &str| interceptor.status().unwrap().counters[name];
+    let counted = |name: &str| counted(&interceptor, name);
     until("the ring buffer is full", || counted("event_lost") > 0);
     let seen: ConnectCounts = client.finish();
     assert_eq!(counted("no_listener_refused"), seen.refused);

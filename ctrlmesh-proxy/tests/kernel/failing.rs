@@ -4,16 +4,12 @@ use std::io::Write as _;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, TARGET_V6, until_seen};
+use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, TARGET_V6, counted, until_seen};
 use ctrlmesh_intercept::{Heartbeat, ListenerCheck, listener};
 
 /// Longest that a refusal may take, in milliseconds: a SYN that is lost costs a second.
 const REFUSED_WITHIN: f64 = 10.0;
 const ATTEMPTS: usize = 7;
-
-fn counted(interceptor: &ctrlmesh_intercept::Interceptor, name: &str) -> u64 {
-    interceptor.status().unwrap().counters[name]
-}
 
 #[test]
 fn without_a_listener_a_closed_pod_is_refused_at_once() {

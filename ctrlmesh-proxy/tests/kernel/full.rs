@@ -2,16 +2,12 @@
 
 use std::os::unix::fs::symlink;
 
-use crate::bed::{Bed, TARGET, TARGET_V6};
+use crate::bed::{Bed, TARGET, TARGET_V6, counted};
 use crate::command::is_let_go;
 use ctrlmesh_intercept::{Attach, Error, Interceptor, Limits, Options};
 
 fn limited(bed: &Bed, limits: Limits) -> Interceptor {
     Interceptor::open(Options { limits, ..bed.options("test") }).unwrap()
-}
-
-fn counted(interceptor: &Interceptor, name: &str) -> u64 {
-    interceptor.status().unwrap().counters[name]
 }
 
 fn states(interceptor: &Interceptor) -> Vec<&'static str> {

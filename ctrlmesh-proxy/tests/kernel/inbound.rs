@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 
-use crate::bed::{Bed, ClientReport, Server};
+use crate::bed::{Bed, ClientReport, Server, counted};
 use crate::command::let_go;
 use ctrlmesh_intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6, Interceptor, Slot, listener};
 
@@ -46,7 +46,7 @@ impl ReceivedCall {
     /// The kernel looks a listener up for every packet that fits no connection, late ones too: a connection counts once
     /// or more often.
     fn counted(&self, name: &str) -> u64 {
-        self.interceptor.status().unwrap().counters[name]
+        counted(&self.interceptor, name)
     }
 }
 

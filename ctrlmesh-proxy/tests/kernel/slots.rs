@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, targets};
+use crate::bed::{Bed, ClientReport, PROXY, Process, TARGET, counted, targets};
 use ctrlmesh_common::kernel::Code;
 use ctrlmesh_intercept::{
     Attach, Error, Heartbeat, Interceptor, Limits, ListenerCheck, Options, Slot, Targets, listener,
@@ -37,7 +37,7 @@ fn a_slot_that_is_given_again_has_no_listener_of_the_pod_before() {
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("after"))).unwrap();
     assert_eq!(slot.get(), 0);
     assert_eq!(bed.connect(&bed.cgroup("after"), TARGET, "blocking").error, "ECONNREFUSED");
-    assert_eq!(interceptor.status().unwrap().counters["no_listener_refused"], 1);
+    assert_eq!(counted(&interceptor, "no_listener_refused"), 1);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_reused_slot_has_no_heartbeat_of_the_former_pod() {
     drop(proxy);
     let _proxy = bed.enrol(&mut interceptor, &attach("after"));
     assert_eq!(bed.connect(&bed.cgroup("after"), TARGET, "blocking").error, "ECONNREFUSED");
-    assert_eq!(interceptor.status().unwrap().counters["no_heartbeat_refused"], 1);
+    assert_eq!(counted(&interceptor, "no_heartbeat_refused"), 1);
     interceptor.beat(0).unwrap();
     assert!(bed.connect(&bed.cgroup("after"), TARGET, "blocking").answer.starts_with("proxy"));
 }

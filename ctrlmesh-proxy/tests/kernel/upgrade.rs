@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use aya::programs::links::{FdLink, PinnedLink};
 
-use crate::bed::{Bed, ConnectCounts, PROXY, Process, TARGET, count, until};
+use crate::bed::{Bed, ConnectCounts, PROXY, Process, TARGET, count, counted, until};
 use crate::older::{LimitedBuild, once_written};
 use ctrlmesh_intercept::{Error, Interceptor, ListenerCheck, Slot, listener};
 
@@ -24,10 +24,6 @@ fn attached(cgroup: &Path) -> (usize, usize) {
     let programs: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     let kinds: BTreeSet<_> = programs.iter().map(|program| &program["attach_type"]).map(ToString::to_string).collect();
     (programs.len(), kinds.len())
-}
-
-fn counted(interceptor: &Interceptor, name: &str) -> u64 {
-    interceptor.status().unwrap().counters[name]
 }
 
 #[test]
