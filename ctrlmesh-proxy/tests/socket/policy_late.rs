@@ -1,15 +1,10 @@
 //! Watches and pages that begin after a policy change and continue from before it.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::sync::atomic::Ordering;
 
-use harness::client::Answer;
-use harness::watches::{Bed, PODS, WATCH, answer, event, list, pods, sees};
-use harness::{soon, until};
+use crate::harness::client::Answer;
+use crate::harness::watches::{Bed, PODS, WATCH, answer, event, list, pods, sees};
+use crate::harness::{soon, until};
 use http::{StatusCode, Version};
 use serde_json::{Value, json};
 

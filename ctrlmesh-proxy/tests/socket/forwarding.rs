@@ -1,18 +1,13 @@
 //! Requests and responses that pass untouched between an operator and a scripted API server.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::sync::Arc;
 
+use crate::harness::client::{Client, exchange_bytes, get, tls};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::soon;
+use crate::harness::upstream::{Upstream, streamed, whole};
 use bytes::Bytes;
-use harness::client::{Client, exchange_bytes, get, tls};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::soon;
-use harness::upstream::{Upstream, streamed, whole};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version};
 use http_body_util::{BodyExt as _, Full};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -1,12 +1,7 @@
 //! The metrics of requests.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
-mod harness;
-
-use harness::until;
-use harness::watches::{Bed, WATCH, event, pods, sees};
+use crate::harness::until;
+use crate::harness::watches::{Bed, WATCH, event, pods, sees};
 use http::Version;
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
@@ -28,7 +23,7 @@ async fn a_request_is_counted_when_its_answer_ends() {
         watching.send.send_data(event("ADDED", "x", 6)).await.unwrap();
         assert_eq!(watching.sees().await, sees("ADDED", "x"));
         assert_eq!((counted(&bed, "ok").await, under_way(&bed).await), (0.0, 1.0), "{version:?}");
-        watching.send = harness::upstream::streamed().0;
+        watching.send = crate::harness::upstream::streamed().0;
         assert_eq!(watching.next().await, None);
         until("the count", || async { counted(&bed, "ok").await == 1.0 && under_way(&bed).await == 0.0 }).await;
     }
@@ -49,7 +44,7 @@ async fn a_request_whose_client_goes_away_is_counted_as_aborted() {
 async fn answers_of_any_kind_count_as_whole() {
     for version in BOTH {
         let bed = Bed::new(&pods(1, "team=a")).await;
-        let mut client = harness::client::Client::connect(&bed.pki, bed.proxy.address, version).await;
+        let mut client = crate::harness::client::Client::connect(&bed.pki, bed.proxy.address, version).await;
         for method in ["GET", "GET", "DELETE"] {
             let request = http::Request::builder().method(method).uri("/api/v1/namespaces/x");
             client.ask(request.body(http_body_util::Full::default()).unwrap()).await;

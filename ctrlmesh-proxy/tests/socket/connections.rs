@@ -1,20 +1,15 @@
 //! The proxy's connections to the API server.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::client::{Client, get, tls};
-use harness::frames::{asked, operator};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::upstream::{Upstream, whole};
-use harness::{soon, until};
+use crate::harness::client::{Client, get, tls};
+use crate::harness::frames::{asked, operator};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::upstream::{Upstream, whole};
+use crate::harness::{soon, until};
 use http::{Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;

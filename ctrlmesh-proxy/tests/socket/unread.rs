@@ -1,17 +1,12 @@
 //! Memory limits for clients that send requests and do not read the responses.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
-mod harness;
-
+use crate::harness::client::{Client, tls};
+use crate::harness::frames::{CONTINUATION, HEADERS, PREFACE, SETTINGS, frame};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::until;
+use crate::harness::upstream::{Upstream, whole};
 use bytes::Bytes;
-use harness::client::{Client, tls};
-use harness::frames::{CONTINUATION, HEADERS, PREFACE, SETTINGS, frame};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::until;
-use harness::upstream::{Upstream, whole};
 use http::{Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

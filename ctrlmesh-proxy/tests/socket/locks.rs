@@ -1,19 +1,14 @@
 //! Bodies with the leader-election lock: lists of any size, other answers, and bodies that never end.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::fs;
 use std::time::Duration;
 
+use crate::harness::client::{Client, get, tls};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::soon;
+use crate::harness::upstream::{ReceivedRequest, Upstream, streamed, whole};
 use bytes::Bytes;
-use harness::client::{Client, get, tls};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::soon;
-use harness::upstream::{ReceivedRequest, Upstream, streamed, whole};
 use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
@@ -27,7 +22,7 @@ const POLICY: &str = "lock: {namespace: ops, name: lead, shard: s1}";
 async fn bed<A, F>(answer: A, more: &[&str]) -> (Pki, Upstream, Proxy)
 where
     A: Fn(ReceivedRequest) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = http::Response<harness::upstream::Body>> + Send + 'static,
+    F: Future<Output = http::Response<crate::harness::upstream::Body>> + Send + 'static,
 {
     let pki = Pki::new();
     let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), answer).await;
@@ -184,7 +179,7 @@ async fn unfinished_locks_are_bounded_for_each_client() {
     }
     // A client that goes away releases its memory.
     drop(open);
-    harness::until("room", || async {
+    crate::harness::until("room", || async {
         let mut send = send.clone().ready().await.unwrap();
         let (response, mut body) = send.send_request(put(()), false).unwrap();
         body.send_data(Bytes::from_static(RENEWAL), true).unwrap();

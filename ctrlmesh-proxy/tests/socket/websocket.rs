@@ -1,17 +1,12 @@
 //! Watches over `WebSocket`s, which the proxy forwards as bytes.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::sync::{Arc, Mutex};
 
-use harness::client::tls;
-use harness::proxy::Proxy;
-use harness::upstream::Upstream;
-use harness::watches::{Bed, LEASES, WATCH, leases, pods};
-use harness::{soon, until};
+use crate::harness::client::tls;
+use crate::harness::proxy::Proxy;
+use crate::harness::upstream::Upstream;
+use crate::harness::watches::{Bed, LEASES, WATCH, leases, pods};
+use crate::harness::{soon, until};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

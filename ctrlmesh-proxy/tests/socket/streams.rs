@@ -1,19 +1,14 @@
 //! Connections that carry many streams, between an operator and an API server on bare HTTP/2.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::harness::frames::{asked, operator};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::soon;
+use crate::harness::upstream::Upstream;
 use bytes::Bytes;
-use harness::frames::{asked, operator};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::soon;
-use harness::upstream::Upstream;
 use http::{Request, Response, StatusCode};
 use tokio::sync::Notify;
 

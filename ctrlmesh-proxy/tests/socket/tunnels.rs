@@ -1,19 +1,14 @@
 //! Traffic that passes as bytes: exec, attach, port-forward, logs, `proxy`, and connections without TLS or HTTP.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::time::Duration;
 
+use crate::harness::client::{Client, get, tls};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::random::Random;
+use crate::harness::soon;
+use crate::harness::upstream::{Upstream, streamed, whole};
 use bytes::Bytes;
-use harness::client::{Client, get, tls};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::random::Random;
-use harness::soon;
-use harness::upstream::{Upstream, streamed, whole};
 use http::{StatusCode, Version};
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -154,7 +149,8 @@ async fn a_tunnel_counts_as_the_connection_that_it_was() {
     let mut second = TcpStream::connect(proxy.address).await.unwrap();
     let _reset = soon("the refusal", second.read_to_end(&mut Vec::new())).await;
     drop(stream);
-    harness::until("room for another", || async { proxy.metric("ctrlmesh_proxy_connections").await == 0.0 }).await;
+    crate::harness::until("room for another", || async { proxy.metric("ctrlmesh_proxy_connections").await == 0.0 })
+        .await;
 }
 
 /// Noise that holds every byte.

@@ -1,15 +1,12 @@
 //! A recorded request and its response arrive byte by byte, but for the selector.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-
-mod harness;
 
 use std::sync::{Arc, Mutex};
 
-use harness::client::tls;
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::soon;
-use harness::upstream::Upstream;
+use crate::harness::client::tls;
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::soon;
+use crate::harness::upstream::Upstream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// As client-go sends it over HTTP/1.1.

@@ -1,11 +1,6 @@
 //! Resources whose versions do not compare with the policy's.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
-mod harness;
-
-use harness::watches::{Bed, PODS, WATCH, answer, event, pods, sees};
+use crate::harness::watches::{Bed, PODS, WATCH, answer, event, pods, sees};
 use http::{StatusCode, Version};
 use serde_json::{Value, json};
 
@@ -74,7 +69,7 @@ async fn without_a_version_the_change_counts_and_is_asked_again() {
     assert_eq!(asked(&bed, NEWEST), 2);
 }
 
-fn list_at(version: &str) -> http::Response<harness::upstream::Body> {
+fn list_at(version: &str) -> http::Response<crate::harness::upstream::Body> {
     let metadata = json!({"resourceVersion": version});
     answer(200, &json!({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": []}))
 }

@@ -1,18 +1,13 @@
 //! Open watches when the policy changes.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use crate::harness::client::{Client, get, tls};
+use crate::harness::upstream::streamed;
+use crate::harness::watches::{Bed, LEASES, PODS, WATCH, answer, event, json_content, leases, list, pods, sees};
+use crate::harness::{soon, until};
 use bytes::Bytes;
-use harness::client::{Client, get, tls};
-use harness::upstream::streamed;
-use harness::watches::{Bed, LEASES, PODS, WATCH, answer, event, json_content, leases, list, pods, sees};
-use harness::{soon, until};
 use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};

@@ -1,17 +1,12 @@
 //! Connections and requests after SIGTERM.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::sync::Arc;
 
-use harness::client::{Client, get, plain_get};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::upstream::{Upstream, streamed, whole};
-use harness::{soon, until};
+use crate::harness::client::{Client, get, plain_get};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::upstream::{Upstream, streamed, whole};
+use crate::harness::{soon, until};
 use http::{StatusCode, Version};
 use http_body_util::BodyExt as _;
 use tokio::net::TcpStream;

@@ -1,17 +1,12 @@
 //! Limits on clients, while other clients are served.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
-mod harness;
-
+use crate::harness::client::{Client, get, tls};
+use crate::harness::frames::{CONTINUATION, HEADERS, PREFACE, SETTINGS, frame};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::upstream::{Upstream, whole};
+use crate::harness::{soon, until};
 use bytes::Bytes;
-use harness::client::{Client, get, tls};
-use harness::frames::{CONTINUATION, HEADERS, PREFACE, SETTINGS, frame};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::upstream::{Upstream, whole};
-use harness::{soon, until};
 use http::{HeaderValue, Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -239,7 +234,7 @@ async fn over_http2_a_host_header_names_the_server() {
 async fn a_body_that_is_no_chunks_is_the_clients_fault() {
     let bed = bed(&[]).await;
     let text = "POST /api HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n";
-    let answer = harness::client::exchange_bytes(&bed.pki, bed.proxy.address, text.as_bytes()).await;
+    let answer = crate::harness::client::exchange_bytes(&bed.pki, bed.proxy.address, text.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     assert!(!answer.to_lowercase().contains("retry-after"));
     bed.assert_others_live().await;
@@ -257,7 +252,7 @@ async fn a_request_that_cannot_be_read_is_refused() {
         // An earlier request on the connection is answered.
         ("GET /api HTTP/1.1\r\nHost: k\r\n\r\nGET /a b HTTP/1.1\r\n\r\n".to_owned(), 400),
     ] {
-        let answer = harness::client::exchange_bytes(&bed.pki, bed.proxy.address, bytes.as_bytes()).await;
+        let answer = crate::harness::client::exchange_bytes(&bed.pki, bed.proxy.address, bytes.as_bytes()).await;
         let last = &answer[answer.rfind("HTTP/1.1 ").unwrap()..];
         assert!(last.starts_with(&format!("HTTP/1.1 {code} ")), "{answer}");
         assert_eq!(answer.contains("fine"), answer.len() > last.len(), "{answer}");

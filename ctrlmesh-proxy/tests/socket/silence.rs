@@ -1,21 +1,16 @@
 //! An API server that falls silent, or has not sent its SETTINGS yet.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::harness::frames::{ACK, DATA, END, Frames, HEADERS, PING, SETTINGS, asked, operator};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::upstream::Upstream;
+use crate::harness::{soon, until};
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::client::SendRequest;
-use harness::frames::{ACK, DATA, END, Frames, HEADERS, PING, SETTINGS, asked, operator};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::upstream::Upstream;
-use harness::{soon, until};
 use http::StatusCode;
 use tokio::sync::Notify;
 

@@ -1,18 +1,13 @@
 //! Each row of the table in docs/design/request-path.md, between an operator and a scripted API server.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
 
 use std::fs;
 
+use crate::harness::client::Client;
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::until;
+use crate::harness::upstream::{Upstream, whole};
 use bytes::Bytes;
-use harness::client::Client;
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::until;
-use harness::upstream::{Upstream, whole};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
 use http_body_util::Full;
 

@@ -1,0 +1,23 @@
+//! Tier "socket": the real proxy process on loopback, between an operator and a scripted API server.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+mod bytes;
+mod connections;
+mod counted;
+mod forwarding;
+mod limits;
+mod locks;
+mod policy_late;
+mod policy_updates;
+mod sharding;
+mod shutdown;
+mod silence;
+mod streams;
+mod tunnels;
+mod unread;
+mod versions;
+mod websocket;
