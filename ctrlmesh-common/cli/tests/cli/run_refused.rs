@@ -1,13 +1,9 @@
 //! Runs that `ctrlmesh run` refuses, and its advice.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
-
-mod harness;
 
 use std::fs;
 use std::net::TcpListener;
 
-use harness::run::{Bed, output, stderr};
+use crate::harness::run::{Bed, output, stderr};
 use serde_json::json;
 
 /// The command is not run, and the message says why.

@@ -1,10 +1,6 @@
 //! `ctrlmesh run` without any privilege, before a scripted API server.
 //!
 //! Needs python3, as a client that knows nothing of us, and bash, as a shell with job control.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
-
-mod harness;
 
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -14,9 +10,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::{fs, thread};
 
-use harness::pki::Pki;
-use harness::run::{Bed, LIMIT, Running, output, stderr, stdout, unignored};
-use harness::{soon, until};
+use crate::harness::pki::Pki;
+use crate::harness::run::{Bed, LIMIT, Running, output, stderr, stdout, unignored};
+use crate::harness::{soon, until};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use rustls::ServerConfig;

@@ -1,13 +1,9 @@
 //! `ctrlmesh run` at a terminal.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
-
-mod harness;
 
 use std::fs;
 use std::process::Command;
 
-use harness::run::{Bed, stderr, stdout, unignored};
+use crate::harness::run::{Bed, stderr, stdout, unignored};
 use serde_json::{Value, json};
 use tokio::task;
 

@@ -1,11 +1,7 @@
 //! The lines that `ctrlmesh run --explain` writes.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
 
-mod harness;
-
-use harness::run::{Bed, LIMIT, output, stderr, stdout};
-use harness::upstream::{Upstream, whole};
+use crate::harness::run::{Bed, LIMIT, output, stderr, stdout};
+use crate::harness::upstream::{Upstream, whole};
 use http::StatusCode;
 use serde_json::json;
 

@@ -1,0 +1,11 @@
+//! The program `ctrlmesh` as users run it, before a scripted API server.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+mod manifests;
+mod run_command;
+mod run_explained;
+mod run_refused;
+mod run_terminal;
