@@ -1,9 +1,7 @@
 //! Objects are labelled at once where the API server cannot do it by itself: it asks the manager.
 
-use std::collections::BTreeMap;
-
-use crate::harness;
 use crate::harness::running::Manager;
+use crate::harness::{self, NAMESPACE, create, has_labels, wanted_labels};
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{label, root_ca};
@@ -16,18 +14,9 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-const NAMESPACE: &str = "ctrlmesh-system";
-
 const LISTED: &str = "groupVersionKinds:\n  v1: [ConfigMap, Pod]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n";
 
 const MORE: [&str; 4] = ["--webhook-host", "127.0.0.1", "--identity", "manager-0"];
-
-async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
-where
-    K: kube::Resource + serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
-{
-    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
-}
 
 /// What the API server would make of it; no watch ever sees that.
 async fn tried<K>(api: &Api<K>, object: Value) -> Result<K>
@@ -49,28 +38,12 @@ fn older() -> Result<ControlPlane> {
     })
 }
 
-fn wanted(namespace: &str) -> BTreeMap<String, String> {
-    let slot = NamespaceHash::default().slot(namespace).to_string();
-    [(label::SHARDING_HASH, slot), (label::NAMESPACE, namespace.to_owned()), (label::CONTROL, "true".to_owned())]
-        .map(|(key, value)| (key.to_owned(), value))
-        .into()
-}
-
-fn has(object: &impl kube::ResourceExt, wanted: &BTreeMap<String, String>) -> Result<()> {
-    let there = object.labels();
-    ensure!(wanted.iter().all(|(key, value)| there.get(key) == Some(value)), "{there:?}");
-    Ok(())
-}
-
 /// Lists kinds, and starts a manager.
 async fn managed(plane: &ControlPlane, client: &Client) -> Result<Manager> {
-    harness::install(client).await?;
-    create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
+    harness::prepare(client, LISTED).await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let ca = std::fs::read_to_string(plane.ca())?;
     create(&maps, json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: ca}})).await?;
-    let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": LISTED}});
-    create(&maps, list).await?;
     Manager::start(plane, NAMESPACE, &MORE)
 }
 
@@ -115,9 +88,12 @@ async fn where_no_policy_is_served_the_manager_registers_its_webhook() -> Result
     let made = create(&maps, json!({"metadata": {"name": "a"}})).await?;
     ensure!(made.labels().is_empty(), "{:?}", made.labels());
     let manager = Manager::start(&plane, NAMESPACE, &MORE)?;
-    retry(|| async { has(&maps.get("a").await?, &wanted(&alone)) }).await.with_context(|| manager.log())?;
+    retry(|| async { has_labels(&maps.get("a").await?, &wanted_labels(&alone)) })
+        .await
+        .with_context(|| manager.log())?;
     // It is at another port now.
-    retry(|| async { has(&tried(&maps, json!({"metadata": {"name": "b"}})).await?, &wanted(&alone)) }).await?;
+    retry(|| async { has_labels(&tried(&maps, json!({"metadata": {"name": "b"}})).await?, &wanted_labels(&alone)) })
+        .await?;
     // Nothing is listed any more.
     let own: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
     let none = json!({"data": {"resource-config": "groupVersionKinds: {}\n"}});
@@ -133,14 +109,14 @@ async fn everything_listed_is_labelled(plane: &ControlPlane, client: &Client) ->
     let namespace = plane.namespace("asked").await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     let map = json!({"metadata": {"name": "a", "labels": {"mine": "stays"}}});
-    retry(|| async { has(&tried(&maps, map.clone()).await?, &wanted(&namespace)) }).await?;
+    retry(|| async { has_labels(&tried(&maps, map.clone()).await?, &wanted_labels(&namespace)) }).await?;
     let made = create(&maps, map).await?;
     ensure!(made.labels()["mine"] == "stays", "{:?}", made.labels());
     // A change that takes them away. A webhook that is slow is not waited for.
     retry(|| async {
         let mut made = maps.get("a").await?;
         made.metadata.labels = None;
-        has(&maps.replace("a", &PostParams::default(), &made).await?, &wanted(&namespace))
+        has_labels(&maps.replace("a", &PostParams::default(), &made).await?, &wanted_labels(&namespace))
     })
     .await?;
     // Of cluster scope: by its own name. And a namespace itself.
@@ -149,10 +125,10 @@ async fn everything_listed_is_labelled(plane: &ControlPlane, client: &Client) ->
     let of_cluster = [(label::SHARDING_HASH.to_owned(), slot), cluster].into();
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let role = json!({"metadata": {"name": "reader"}});
-    retry(|| async { has(&tried(&roles, role.clone()).await?, &of_cluster) }).await?;
+    retry(|| async { has_labels(&tried(&roles, role.clone()).await?, &of_cluster) }).await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let fresh = json!({"metadata": {"name": "fresh"}});
-    retry(|| async { has(&tried(&namespaces, fresh.clone()).await?, &wanted("fresh")) }).await?;
+    retry(|| async { has_labels(&tried(&namespaces, fresh.clone()).await?, &wanted_labels("fresh")) }).await?;
     // What is not listed is not asked about.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let secret = tried(&secrets, json!({"metadata": {"name": "a"}})).await?;
@@ -186,7 +162,7 @@ async fn an_injected_pod_is_labelled_once(plane: &ControlPlane, manager: &Manage
         let before = (asked(manager, "/label").await?, asked(manager, "/inject").await?);
         let made = tried(&pods, pod.clone()).await?;
         let after = (asked(manager, "/label").await?, asked(manager, "/inject").await?);
-        has(&made, &wanted(&namespace))?;
+        has_labels(&made, &wanted_labels(&namespace))?;
         assert_eq!(made.labels()[label::SHARDING_CONFIG_INJECTED], "shard");
         let more = (after.0 - before.0, after.1 - before.1);
         ensure!(more == (2, 1), "the manager was asked {more:?} times");

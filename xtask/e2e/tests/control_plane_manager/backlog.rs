@@ -1,17 +1,15 @@
 //! New objects are labelled while existing ones still wait.
 
-use crate::harness;
 use crate::harness::running::Manager;
+use crate::harness::{self, NAMESPACE, create};
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::names::label;
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
-
-const NAMESPACE: &str = "ctrlmesh-system";
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::json;
 
 /// How many there are of each kind before the manager begins.
 const BEFORE: usize = 150;
@@ -24,13 +22,6 @@ const ROUNDS: usize = 6;
 
 /// So slowly that the test is done long before the manager is.
 const RATE: &str = "2";
-
-async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
-where
-    K: kube::Resource + serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
-{
-    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
-}
 
 async fn is_labelled<K>(api: &Api<K>, name: &str) -> Result<()>
 where
@@ -45,13 +36,10 @@ where
 async fn what_is_new_is_labelled_before_what_was_there() -> Result<()> {
     let plane = &ControlPlane::start(&Options::default())?;
     let client = plane.client().await?;
-    harness::install(&client).await?;
+    harness::prepare(&client, "groupVersionKinds: {rbac.authorization.k8s.io/v1: [ClusterRole]}").await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     // Of cluster scope: the API server cannot label them by itself.
     let roles: Api<ClusterRole> = Api::all(client.clone());
-    create(&namespaces, json!({"metadata": {"name": NAMESPACE}})).await?;
-    let kinds = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {rbac.authorization.k8s.io/v1: [ClusterRole]}"}});
-    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), kinds).await?;
     for number in 0..BEFORE {
         let name = format!("old-{number:03}");
         create(&namespaces, json!({"metadata": {"name": name}})).await?;

@@ -10,7 +10,6 @@ mod definitions;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod migration;
-mod path;
 mod selectors;
 mod shards;
 mod unlabelled;

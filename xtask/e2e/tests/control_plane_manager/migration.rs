@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::harness;
 use crate::harness::running::Manager;
+use crate::harness::{self, NAMESPACE, create};
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label;
@@ -11,11 +11,9 @@ use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use kube::{Client, ResourceExt as _};
-use serde_json::{Value, json};
-
-const NAMESPACE: &str = "ctrlmesh-system";
+use serde_json::json;
 
 /// Namespaces, and objects in each.
 const OBJECTS: (usize, usize) = (6, 20);
@@ -23,23 +21,13 @@ const OBJECTS: (usize, usize) = (6, 20);
 /// What the predecessors call the label of the slot.
 const KEY: &str = "ctrlmesh.kusionstack.io/shard-hash";
 
-async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
-where
-    K: kube::Resource + serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
-{
-    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
-}
-
 fn space(number: usize) -> String {
     format!("moved-{number}")
 }
 
 async fn world(client: &Client) -> Result<()> {
-    harness::install(client).await?;
+    harness::prepare(client, "groupVersionKinds: {v1: [ConfigMap]}").await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    create(&namespaces, json!({"metadata": {"name": NAMESPACE}})).await?;
-    let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {v1: [ConfigMap]}"}});
-    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
     for number in 0..OBJECTS.0 {
         create(&namespaces, json!({"metadata": {"name": space(number)}})).await?;
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &space(number));

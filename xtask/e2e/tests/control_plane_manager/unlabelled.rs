@@ -1,29 +1,20 @@
 //! Listed kinds that cannot be labelled are reported, with the reason.
 
-use crate::harness;
 use crate::harness::running::Manager;
+use crate::harness::{self, NAMESPACE, create};
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{label, resource_list};
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
-use serde_json::{Value, json};
-
-const NAMESPACE: &str = "ctrlmesh-system";
+use serde_json::json;
 
 /// As whom the manager labels here.
 const ACCOUNT: &str = "system:serviceaccount:ctrlmesh-system:limited";
-
-async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
-where
-    K: kube::Resource + serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
-{
-    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
-}
 
 /// Lets who labels do so with these resources of the core group.
 async fn allow(client: &Client, name: &str, resources: &[&str]) -> Result<()> {
@@ -41,11 +32,8 @@ async fn allow(client: &Client, name: &str, resources: &[&str]) -> Result<()> {
 }
 
 async fn world(client: &Client) -> Result<()> {
-    harness::install(client).await?;
-    create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
+    harness::prepare(client, "").await?;
     allow(client, "limited", &["namespaces", "configmaps"]).await?;
-    let list = json!({"metadata": {"name": resource_list::NAME}, "data": {resource_list::KEY: ""}});
-    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
     create(&secrets, json!({"metadata": {"name": "s"}})).await?;
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), "default");

@@ -342,7 +342,8 @@ async fn a_pod_without_a_shard_or_a_sidecar_gets_no_certificate() {
     assert_eq!(refused.unwrap().code(), Code::ResourceExhausted);
 }
 
-fn csr(names: &[&str]) -> Vec<u8> {
+/// A request for a certificate with these names.
+pub(crate) fn csr(names: &[&str]) -> Vec<u8> {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let params = CertificateParams::new(names).unwrap();
     params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()

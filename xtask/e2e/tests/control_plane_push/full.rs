@@ -154,6 +154,15 @@ pub(crate) async fn proxies(
     ([one.0, two.0], [one.1, two.1])
 }
 
+async fn until_connected(sidecars: &[Sidecar]) {
+    for sidecar in sidecars {
+        eventually("the proxy to be back", async || {
+            (sidecar.metric("ctrlmesh_proxy_manager_connected").await > 0.0).then_some(())
+        })
+        .await;
+    }
+}
+
 #[tokio::test]
 async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
@@ -183,12 +192,7 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let address = replica.grpc.to_string();
     let mut again = Replica::start(&cluster, SYSTEM, &["--listen-grpc", &address]).await;
     again.until_ready().await;
-    for sidecar in &sidecars {
-        eventually("the proxy to be back", async || {
-            (sidecar.metric("ctrlmesh_proxy_manager_connected").await > 0.0).then_some(())
-        })
-        .await;
-    }
+    until_connected(&sidecars).await;
     parted(&clients, |one, _| *one == canary).await;
     // While nobody looks, each shard comes to stand by itself: what the proxies were told by says no more of them.
     again.program().kill();
@@ -197,11 +201,6 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     roots.patch(ROOT, &PatchParams::default(), &off).await.unwrap();
     let last = Replica::start(&cluster, SYSTEM, &["--listen-grpc", &address]).await;
     last.until_ready().await;
-    for sidecar in &sidecars {
-        eventually("the proxy to be back", async || {
-            (sidecar.metric("ctrlmesh_proxy_manager_connected").await > 0.0).then_some(())
-        })
-        .await;
-    }
+    until_connected(&sidecars).await;
     parted(&clients, |one, _| *one == canary).await;
 }

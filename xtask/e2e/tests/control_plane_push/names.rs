@@ -10,15 +10,9 @@ use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 use prometheus_client::metrics::counter::Counter;
-use rcgen::{CertificateParams, KeyPair};
 
+use crate::attacks::csr;
 use crate::bed::{Bed, eventually};
-
-fn csr(names: &[&str]) -> Vec<u8> {
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let params = CertificateParams::new(names).unwrap();
-    params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
-}
 
 #[tokio::test]
 async fn a_new_address_gets_a_new_ca_and_the_old_one_still_signs() {

@@ -1,21 +1,61 @@
 //! Shared parts of the tests against a real API server.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{self, ShardingConfig};
+use ctrlmesh_common::names::{label, resource_list};
+use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::retry;
 use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Client, ResourceExt as _};
-use serde_json::json;
+use kube::{Client, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use tokio::time;
 
 pub(crate) mod running;
+
+/// The manager's own namespace.
+pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
+
+pub(crate) async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
+where
+    K: kube::Resource + DeserializeOwned + Serialize + Clone + std::fmt::Debug,
+{
+    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
+}
+
+/// Installs our definitions, and makes the manager's namespace with the list of kinds to label.
+pub(crate) async fn prepare(client: &Client, kinds: &str) -> Result<()> {
+    install(client).await?;
+    create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
+    let list = json!({"metadata": {"name": resource_list::NAME}, "data": {resource_list::KEY: kinds}});
+    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
+    Ok(())
+}
+
+/// The labels that an object of a namespace gets.
+pub(crate) fn wanted_labels(namespace: &str) -> BTreeMap<String, String> {
+    let slot = NamespaceHash::default().slot(namespace).to_string();
+    [(label::SHARDING_HASH, slot), (label::NAMESPACE, namespace.to_owned()), (label::CONTROL, "true".to_owned())]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into()
+}
+
+/// Whether an object has these labels.
+pub(crate) fn has_labels(object: &impl ResourceExt, wanted: &BTreeMap<String, String>) -> Result<()> {
+    let there = object.labels();
+    ensure!(wanted.iter().all(|(key, value)| there.get(key) == Some(value)), "{there:?}");
+    Ok(())
+}
 
 /// Installs our definitions and waits until they are served, rules and all.
 pub(crate) async fn install(client: &Client) -> Result<()> {

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 const RUN: &str = r#""$@" & read -r _; kill -KILL $!; wait"#;
 
 /// A command that runs `program`, and ends it when this process ends.
-pub(crate) fn supervised(program: &Path) -> Command {
+fn supervised(program: &Path) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", RUN, "sh"]).arg(program);
     command
@@ -53,7 +53,7 @@ impl Manager {
     }
 
     /// Starts what [`supervised`] began.
-    pub(crate) fn spawn(mut command: Command) -> Result<Self> {
+    fn spawn(mut command: Command) -> Result<Self> {
         command.env("RUST_LOG", "info").stdin(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().context("start a program")?;
         let mut lines = BufReader::new(child.stderr.take().context("no stderr")?);

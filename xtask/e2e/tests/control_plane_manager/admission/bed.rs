@@ -8,7 +8,7 @@ use ctrlmesh_common::names::{label, root_ca};
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt as _};
@@ -17,8 +17,7 @@ use tokio::sync::OnceCell;
 
 use crate::harness;
 use crate::harness::running::Manager;
-
-pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
+pub(crate) use crate::harness::{NAMESPACE, create, has_labels, wanted_labels};
 
 /// What is listed from the start.
 pub(crate) const LISTED: &str = "groupVersionKinds:\n  v1: [ConfigMap]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n  widgets.example.com/v1: ['*']\n  away.example.com/v1: ['*']\n  stubborn.example.com/v1: ['*']\n";
@@ -40,14 +39,10 @@ pub(crate) async fn managed() -> Result<Client> {
 }
 
 pub(crate) async fn start(client: &Client) -> Result<Manager> {
-    harness::install(client).await?;
-    let namespace = json!({"metadata": {"name": NAMESPACE}});
-    create::<Namespace>(&Api::all(client.clone()), namespace).await?;
+    harness::prepare(client, LISTED).await?;
     let cluster =
         json!({"metadata": {"name": root_ca::CLUSTER}, "data": {root_ca::KEY: std::fs::read_to_string(PLANE.ca())?}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), cluster).await?;
-    let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": LISTED}});
-    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
     let early = json!({"metadata": {"name": "early"}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), "default"), early).await?;
     // A group whose server is down from the start: all others are labelled all the same.
@@ -107,13 +102,6 @@ async fn until_mutated(client: &Client) -> Result<()> {
 pub(crate) async fn create_dynamic(api: &Api<DynamicObject>, object: Value) -> Result<()> {
     api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
     Ok(())
-}
-
-pub(crate) async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
-where
-    K: kube::Resource + serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
-{
-    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
 }
 
 pub(crate) fn shard(name: &str, app: &str, team: &str) -> Value {

@@ -1,6 +1,6 @@
 //! Objects get their labels at once, and keep them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
@@ -23,45 +23,32 @@ use serde_json::json;
 
 use super::bed::*;
 
-fn wanted(namespace: &str) -> BTreeMap<String, String> {
-    let slot = NamespaceHash::default().slot(namespace).to_string();
-    [(label::SHARDING_HASH, slot), (label::NAMESPACE, namespace.to_owned()), (label::CONTROL, "true".to_owned())]
-        .map(|(key, value)| (key.to_owned(), value))
-        .into()
-}
-
-fn has(object: &impl kube::ResourceExt, wanted: &BTreeMap<String, String>) -> Result<()> {
-    let there = object.labels();
-    ensure!(wanted.iter().all(|(key, value)| there.get(key) == Some(value)), "{there:?}");
-    Ok(())
-}
-
 #[tokio::test]
 async fn existing_objects_are_labelled_and_removed_labels_restored() -> Result<()> {
     let client = managed().await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
-    retry(|| async { has(&maps.get("early").await?, &wanted("default")) }).await?;
+    retry(|| async { has_labels(&maps.get("early").await?, &wanted_labels("default")) }).await?;
     let take =
         json!({"metadata": {"labels": {label::SHARDING_HASH: null, label::NAMESPACE: "elsewhere", "mine": "stays"}}});
     maps.patch("early", &PatchParams::default(), &Patch::Merge(take)).await?;
     retry(|| async {
         let map = maps.get("early").await?;
-        has(&map, &wanted("default"))?;
+        has_labels(&map, &wanted_labels("default"))?;
         ensure!(map.labels()["mine"] == "stays");
         Ok(())
     })
     .await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    retry(|| async { has(&namespaces.get("kube-system").await?, &wanted("kube-system")) }).await?;
+    retry(|| async { has_labels(&namespaces.get("kube-system").await?, &wanted_labels("kube-system")) }).await?;
     let take = json!({"metadata": {"labels": {label::SHARDING_HASH: null}}});
     namespaces.patch("kube-system", &PatchParams::default(), &Patch::Merge(take)).await?;
-    retry(|| async { has(&namespaces.get("kube-system").await?, &wanted("kube-system")) }).await?;
+    retry(|| async { has_labels(&namespaces.get("kube-system").await?, &wanted_labels("kube-system")) }).await?;
     // Of cluster scope: by its own name.
     let slot = NamespaceHash::default().slot("view").to_string();
     let roles: Api<ClusterRole> = Api::all(client);
     let cluster = format!("cluster.{slot}");
     let of_cluster = [(label::SHARDING_HASH.to_owned(), slot), (label::NAMESPACE.to_owned(), cluster)].into();
-    retry(|| async { has(&roles.get("view").await?, &of_cluster) }).await
+    retry(|| async { has_labels(&roles.get("view").await?, &of_cluster) }).await
 }
 
 #[tokio::test]
@@ -69,12 +56,12 @@ async fn the_api_server_itself_labels_what_is_created() -> Result<()> {
     let client = managed().await?;
     let namespace = PLANE.namespace("labelled").await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    retry(|| async { has(&namespaces.get(&namespace).await?, &wanted(&namespace)) }).await?;
+    retry(|| async { has_labels(&namespaces.get(&namespace).await?, &wanted_labels(&namespace)) }).await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     // The answer to a dry run was never seen by a watch: it is the API server's own work.
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     let map = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
-    retry(|| async { has(&maps.create(&dry_run, &map).await?, &wanted(&namespace)) }).await?;
+    retry(|| async { has_labels(&maps.create(&dry_run, &map).await?, &wanted_labels(&namespace)) }).await?;
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let asked = webhooks.get("ctrlmesh-labels").await?.webhooks.unwrap_or_default();
     let rules = asked.iter().flat_map(|hook| hook.rules.iter().flatten());
@@ -95,7 +82,7 @@ async fn namespaces_and_cluster_objects_are_labelled_at_admission() -> Result<()
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let fresh = serde_json::from_value(json!({"metadata": {"name": "fresh"}}))?;
-    let labelled = async || has(&namespaces.create(&dry_run, &fresh).await?, &wanted("fresh"));
+    let labelled = async || has_labels(&namespaces.create(&dry_run, &fresh).await?, &wanted_labels("fresh"));
     retry(labelled).await?;
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let role = serde_json::from_value(json!({"metadata": {"name": "reader"}}))?;
@@ -103,21 +90,21 @@ async fn namespaces_and_cluster_objects_are_labelled_at_admission() -> Result<()
     let cluster = (label::NAMESPACE.to_owned(), format!("cluster.{slot}"));
     let of_cluster = [(label::SHARDING_HASH.to_owned(), slot), cluster].into();
     // A webhook that is slow is not waited for.
-    retry(|| async { has(&roles.create(&dry_run, &role).await?, &of_cluster) }).await?;
+    retry(|| async { has_labels(&roles.create(&dry_run, &role).await?, &of_cluster) }).await?;
     // So that what comes into it first has something to copy, as soon as the policy is in force.
     let map = serde_json::from_value(json!({"metadata": {"name": "first"}}))?;
     let before = PLANE.namespace("before").await?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &before);
-    retry(|| async { has(&maps.create(&dry_run, &map).await?, &wanted(&before)) }).await?;
+    retry(|| async { has_labels(&maps.create(&dry_run, &map).await?, &wanted_labels(&before)) }).await?;
     let (tries, names) = (AtomicUsize::new(0), &namespaces);
     let name = retry(|| async {
         let name = format!("labelled-at-once-{}", tries.fetch_add(1, Ordering::Relaxed));
         let made = create(names, json!({"metadata": {"name": name}})).await?;
-        has(&made, &wanted(&name)).map(|()| name)
+        has_labels(&made, &wanted_labels(&name)).map(|()| name)
     })
     .await?;
     let maps: Api<ConfigMap> = Api::namespaced(client, &name);
-    retry(|| async { has(&maps.create(&dry_run, &map).await?, &wanted(&name)) }).await
+    retry(|| async { has_labels(&maps.create(&dry_run, &map).await?, &wanted_labels(&name)) }).await
 }
 
 #[tokio::test]
@@ -129,11 +116,11 @@ async fn the_webhook_labels_where_the_api_server_does_not() -> Result<()> {
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     let other = serde_json::from_value(json!({"metadata": {"name": "b"}}))?;
     // A webhook that is slow is not waited for.
-    retry(|| async { has(&secrets.create(&dry_run, &other).await?, &wanted(&namespace)) }).await?;
+    retry(|| async { has_labels(&secrets.create(&dry_run, &other).await?, &wanted_labels(&namespace)) }).await?;
     retry(|| async {
         let mut made = secrets.get("a").await?;
         made.labels_mut().clear();
-        has(&secrets.replace("a", &PostParams::default(), &made).await?, &wanted(&namespace))
+        has_labels(&secrets.replace("a", &PostParams::default(), &made).await?, &wanted_labels(&namespace))
     })
     .await
 }
@@ -144,13 +131,13 @@ async fn a_terminating_object_is_not_touched() -> Result<()> {
     let namespace = PLANE.namespace("terminating").await?;
     let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
     create(&maps, json!({"metadata": {"name": "a", "finalizers": ["example.com/wait"]}})).await?;
-    retry(|| async { has(&maps.get("a").await?, &wanted(&namespace)) }).await?;
+    retry(|| async { has_labels(&maps.get("a").await?, &wanted_labels(&namespace)) }).await?;
     maps.delete("a", &DeleteParams::default()).await?;
     let take = json!({"metadata": {"labels": {label::SHARDING_HASH: null}}});
     maps.patch("a", &PatchParams::default(), &Patch::Merge(take)).await?;
     // One that comes after it in the same watch has been labelled: so it was passed over.
     create(&maps, json!({"metadata": {"name": "b"}})).await?;
-    retry(|| async { has(&maps.get("b").await?, &wanted(&namespace)) }).await?;
+    retry(|| async { has_labels(&maps.get("b").await?, &wanted_labels(&namespace)) }).await?;
     let left = maps.get("a").await?;
     ensure!(!left.labels().contains_key(label::SHARDING_HASH), "{:?}", left.labels());
     let let_go = json!({"metadata": {"finalizers": null}});
@@ -176,7 +163,7 @@ async fn kinds_that_appear_and_vanish_are_followed() -> Result<()> {
             json!({"apiVersion": "widgets.example.com/v1", "kind": "Widget", "metadata": {"name": "a"}}),
         )?;
         retry(|| async { widgets.create(&PostParams::default(), &object).await }).await?;
-        retry(|| async { has(&widgets.get("a").await?, &wanted(&namespace)) })
+        retry(|| async { has_labels(&widgets.get("a").await?, &wanted_labels(&namespace)) })
             .await
             .with_context(|| format!("round {round}"))?;
         definitions.delete("widgets.widgets.example.com", &DeleteParams::default()).await?;
@@ -189,7 +176,7 @@ async fn kinds_that_appear_and_vanish_are_followed() -> Result<()> {
     // The others go on.
     let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
     create(&maps, json!({"metadata": {"name": "a"}})).await?;
-    retry(|| async { has(&maps.get("a").await?, &wanted(&namespace)) }).await
+    retry(|| async { has_labels(&maps.get("a").await?, &wanted_labels(&namespace)) }).await
 }
 
 /// How often the API server listed all of a resource, as it counts itself.
@@ -295,11 +282,11 @@ async fn an_object_that_cannot_be_labelled_is_reported_once() -> Result<()> {
     objects.create(&PostParams::default(), &object("other")?).await?;
     let slot = |name: &str| NamespaceHash::default().slot(name).to_string();
     let of_cluster = |name: &str| [(label::SHARDING_HASH.to_owned(), slot(name))].into();
-    retry(|| async { has(&objects.get("other").await?, &of_cluster("other")) }).await?;
+    retry(|| async { has_labels(&objects.get("other").await?, &of_cluster("other")) }).await?;
     relent(&client).await?;
     // It is tried again after a minute at the latest, so few times has it failed.
-    retry(|| async { has(&objects.get("never").await?, &of_cluster("never")) })
-        .or_else(|_| retry(|| async { has(&objects.get("never").await?, &of_cluster("never")) }))
-        .or_else(|_| retry(|| async { has(&objects.get("never").await?, &of_cluster("never")) }))
+    retry(|| async { has_labels(&objects.get("never").await?, &of_cluster("never")) })
+        .or_else(|_| retry(|| async { has_labels(&objects.get("never").await?, &of_cluster("never")) }))
+        .or_else(|_| retry(|| async { has_labels(&objects.get("never").await?, &of_cluster("never")) }))
         .await
 }
