@@ -139,7 +139,7 @@ fn nearly_a_name() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// They stand twice: as patterns, by which the API server judges, and as functions, by which we do.
+    /// The rules stand twice: as patterns for the API server, and as functions for the webhook.
     #[test]
     fn the_schema_and_we_know_the_same_names(text in nearly_a_name()) {
         static TEXTS: LazyLock<[Allowed; 5]> = LazyLock::new(|| {

@@ -37,7 +37,7 @@ pub(crate) fn ensure_private_above(folder: &Path) -> Result<(), Error> {
     let found = folder.canonicalize().and_then(|path| Ok((fs::metadata(&path)?.dev(), path)));
     let (device, path) = found.map_err(read)?;
     for above in path.ancestors().skip(1) {
-        // What is not on the BPF file system is not ours to judge.
+        // Files outside the BPF file system are not checked here.
         if !fs::metadata(above).is_ok_and(|above| above.dev() == device) {
             break;
         }
