@@ -63,7 +63,9 @@ impl Bed {
             match Process::contestant(*kind, &pki, backend.address) {
                 Some(process) => contestants.push((*kind, process)),
                 None => {
-                    println!("{kind} is left out: it is not installed (`cargo xtask setup` does, Debian's nginx-light)")
+                    println!(
+                        "{kind} is left out: it is not installed (`cargo xtask setup` does, Debian's nginx-light)"
+                    );
                 }
             }
         }

@@ -26,7 +26,7 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
             positive_duration(&format!("{field}.bucket.interval"), &bucket.interval, report);
         }
         None if counts => {
-            report.error(format!("{field}.bucket"), "is required with the trigger policies Normal and LimiterOnly")
+            report.error(format!("{field}.bucket"), "is required with the trigger policies Normal and LimiterOnly");
         }
         None => {}
     }

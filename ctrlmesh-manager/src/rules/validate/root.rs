@@ -126,7 +126,7 @@ fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
             }
             Some(slot) => slots = slots.union([slot].into_iter().collect()),
             None => {
-                report.error(format!("{field}[{at}]"), format!("{hash:?} is not a hash; allowed are \"0\" to \"31\""))
+                report.error(format!("{field}[{at}]"), format!("{hash:?} is not a hash; allowed are \"0\" to \"31\""));
             }
         }
     }
