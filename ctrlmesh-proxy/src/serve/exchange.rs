@@ -30,7 +30,7 @@ use crate::serve::reply::{Content, Reply, RequestMetrics};
 use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
-use crate::session::policy_view::Begun;
+use crate::session::policy_view::BegunRequest;
 use crate::upstream::SendError;
 use crate::watch::splice;
 use crate::watch::splice::RequestTemplate;
@@ -167,7 +167,7 @@ impl Session {
     ) -> Result<(Request<Relay>, Pending), Failure> {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
-        let Begun { policy, mut reading, write } = self.policy.begin(info);
+        let BegunRequest { policy, mut reading, write } = self.policy.begin(info);
         let plan = match self.decide(&policy, &request, info, target, &waits).await {
             Decision::Pass => None,
             Decision::Rewrite(plan) => Some(plan),

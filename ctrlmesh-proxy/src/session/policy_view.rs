@@ -24,7 +24,7 @@ pub(crate) struct PolicyView {
 
 /// The policy under which a request begins.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct BegunRequest {
     pub(crate) policy: Arc<InForce>,
     /// Of a request for a collection.
     pub(crate) reading: Option<Reading>,
@@ -61,7 +61,7 @@ impl PolicyView {
     }
 
     /// Registers a request as a reader of a collection and as a write, whatever it is, under the current policy.
-    pub(crate) fn begin(&self, info: &RequestInfo<'_>) -> Begun {
+    pub(crate) fn begin(&self, info: &RequestInfo<'_>) -> BegunRequest {
         loop {
             let policy = self.current();
             let reading = info.is_collection().then(|| {
@@ -70,7 +70,7 @@ impl PolicyView {
             });
             let written = decide::written(&policy, info);
             let write = written.map(|written| self.snapshot.borrow().writes.begin(written));
-            let begun = Begun { policy, reading, write };
+            let begun = BegunRequest { policy, reading, write };
             // Where the policy was replaced meanwhile, that may have happened without notice of this request.
             let registered = begun.reading.is_some() || begun.write.is_some();
             if !registered || !self.refresh() {

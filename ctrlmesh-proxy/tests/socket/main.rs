@@ -8,9 +8,12 @@ mod harness;
 mod bytes;
 mod connections;
 mod counted;
+mod fence;
 mod forwarding;
 mod limits;
 mod locks;
+#[path = "../harness/manager.rs"]
+mod manager;
 mod policy_late;
 mod policy_updates;
 mod sharding;

@@ -1,26 +1,19 @@
 //! Writes to objects that the pod's shard does not own, and writes under way when a slot is taken away.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
-#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
-
-mod harness;
-#[path = "harness/manager.rs"]
-mod manager;
 
 use std::io;
 use std::sync::Arc;
 
+use crate::harness::client::{Answer, Client, get};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::upstream::{Upstream, streamed, whole};
+use crate::harness::watches::{json_content, list};
+use crate::harness::{soon, until};
+use crate::manager::{Manager, Stream};
 use bytes::Bytes;
-use harness::client::{Answer, Client, get};
-use harness::pki::Pki;
-use harness::proxy::Proxy;
-use harness::upstream::{Upstream, streamed, whole};
-use harness::watches::{json_content, list};
-use harness::{soon, until};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
 use http_body_util::channel::Sender;
 use http_body_util::{BodyExt as _, Full};
-use manager::{Manager, Stream};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
 use tokio::task;
