@@ -150,6 +150,51 @@ impl SlotSet {
         let mut slots = self.iter();
         (0..shares).map(|share| slots.by_ref().take(least + usize::from(share < rest)).collect()).collect()
     }
+
+    /// Divides the set into as many shares as there are `former` ones, whose sizes differ by at most one, so that the
+    /// fewest slots leave the share that had them.
+    ///
+    /// A slot in more than one former share counts for the first. A share with too many slots keeps the lowest. Without
+    /// former slots this is [`divide`](Self::divide).
+    #[must_use]
+    pub fn divide_from(self, former: &[Self]) -> Vec<Self> {
+        let mut free = self;
+        let had: Vec<Self> = former
+            .iter()
+            .map(|share| {
+                let had = share.intersection(free);
+                free = free.intersection(had.complement());
+                had
+            })
+            .collect();
+        let sizes = self.sizes_from(&had);
+        let keep = |(had, size): (&Self, &usize)| had.iter().take(*size).collect();
+        let kept: Vec<Self> = had.iter().zip(&sizes).map(keep).collect();
+        let free = kept.iter().fold(self, |free, kept| free.intersection(kept.complement()));
+        let mut free = free.iter();
+        let filled = kept.into_iter().zip(sizes).map(|(kept, size)| {
+            let added = free.by_ref().take(size - kept.len()).collect();
+            kept.union(added)
+        });
+        filled.collect()
+    }
+
+    /// The sizes of shares that differ by at most one. Shares that had more are the larger ones, then the first.
+    fn sizes_from(self, had: &[Self]) -> Vec<usize> {
+        let Some(mut rest) = self.len().checked_rem(had.len()) else {
+            return Vec::new();
+        };
+        let least = self.len() / had.len();
+        let mut sizes = vec![least; had.len()];
+        for had_more in [true, false] {
+            for (size, _) in sizes.iter_mut().zip(had).filter(|(_, had)| (had.len() > least) == had_more) {
+                let more = rest.min(1);
+                *size += more;
+                rest -= more;
+            }
+        }
+        sizes
+    }
 }
 
 impl FromIterator<Slot> for SlotSet {
@@ -221,6 +266,7 @@ pub fn fnv1a(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     use super::*;
@@ -287,6 +333,51 @@ mod tests {
             prop_assert_eq!(divided.len(), shares);
             prop_assert_eq!(divided.iter().fold(SlotSet::EMPTY, |all, share| all.union(*share)), set);
             prop_assert_eq!(divided.iter().map(|share| share.len()).sum::<usize>(), set.len());
+        }
+
+        #[test]
+        fn dividing_anew_moves_only_what_balance_asks_for(bits: u32, bounds in vec(any::<u32>(), 1..12)) {
+            let (set, former): (_, Vec<SlotSet>) = (SlotSet(bits), bounds.into_iter().map(SlotSet).collect());
+            let divided = set.divide_from(&former);
+            prop_assert_eq!(divided.iter().fold(SlotSet::EMPTY, |all, share| all.union(*share)), set);
+            prop_assert_eq!(divided.iter().map(|share| share.len()).sum::<usize>(), set.len());
+            let (least, more) = (set.len() / former.len(), set.len() % former.len());
+            prop_assert!(divided.iter().all(|share| (least..=least + 1).contains(&share.len())));
+            // A share keeps all that it had, if that is not too much. At most `more` of the others keep one more.
+            let mut seen = SlotSet::EMPTY;
+            let had = former.iter().map(|share| {
+                let had = share.intersection(set).intersection(seen.complement());
+                seen = seen.union(had);
+                had
+            });
+            let had: Vec<SlotSet> = had.collect();
+            let large = had.iter().filter(|had| had.len() > least).count();
+            let most = had.iter().map(|had| had.len().min(least)).sum::<usize>() + more.min(large);
+            let kept = had.iter().zip(&divided).map(|(had, share)| had.intersection(*share).len());
+            prop_assert_eq!(kept.sum::<usize>(), most);
+            prop_assert_eq!(set.divide_from(&divided), divided, "what is balanced stays");
+        }
+
+        #[test]
+        fn without_a_former_division_slots_are_divided_in_runs(bits: u32, shares in 0..40_usize) {
+            prop_assert_eq!(SlotSet(bits).divide_from(&vec![SlotSet::EMPTY; shares]), SlotSet(bits).divide(shares));
+        }
+
+        #[test]
+        fn a_division_half_carried_out_leads_to_the_same(bits: u32, former in vec(any::<u32>(), 1..12), done: u32) {
+            let mut seen = SlotSet::EMPTY;
+            let former = former.into_iter().map(|bits| {
+                let share = SlotSet(bits).intersection(seen.complement());
+                seen = seen.union(share);
+                share
+            });
+            let former: Vec<SlotSet> = former.collect();
+            let (set, done) = (SlotSet(bits), SlotSet(done));
+            let divided = set.divide_from(&former);
+            let half = former.iter().zip(&divided).map(|(before, after)| {
+                before.intersection(done.complement()).union(after.intersection(done))
+            });
+            prop_assert_eq!(set.divide_from(&half.collect::<Vec<_>>()), divided);
         }
 
         #[test]

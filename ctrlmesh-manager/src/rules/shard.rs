@@ -88,7 +88,8 @@ pub enum DivideError {
 
 /// The shards of `root`, the canary first; `None` if it is switched off.
 ///
-/// `namespaces` are those of the cluster. They count only if the canary has hashes and namespaces.
+/// `namespaces` are those of the cluster. They count only if the canary has hashes and namespaces. The ownership table in
+/// the root's status counts: a slot stays where it is, unless it has to move.
 ///
 /// # Errors
 /// If admission would refuse the root or one of its shards.
@@ -105,7 +106,8 @@ pub fn divide(
     if rule.disable == Some(true) {
         return Ok(None);
     }
-    let listed_by = share::of(rule, labelling.hash).into_iter().map(|share| {
+    let table = root.status.as_ref().and_then(|status| status.ownership.as_ref());
+    let listed_by = share::of(rule, labelling.hash, table).into_iter().map(|share| {
         let listed_by = share.listed_by(labelling, namespaces);
         (share, listed_by)
     });

@@ -38,9 +38,15 @@ pub(crate) struct LastMove {
     pub(crate) canary: SlotSet,
 }
 
-/// The shards, and the slots of each, where the canary has these.
+/// The slots of the canary at first: a third.
+pub(crate) fn third() -> SlotSet {
+    SlotSet::ALL.divide(3).first().copied().unwrap_or_default()
+}
+
+/// The shards, and the slots of each, where the canary has these. The normal ones keep what they had at first, as far as
+/// balance allows.
 fn shares(canary: SlotSet) -> BTreeMap<String, SlotSet> {
-    let normal = (1..).zip(canary.complement().divide(2));
+    let normal = (1..).zip(canary.complement().divide_from(&third().complement().divide(2)));
     let normal = normal.map(|(number, part)| (format!("share-{number}-normal"), part));
     normal.chain([("share-0-canary".to_owned(), canary)]).collect()
 }
@@ -123,10 +129,6 @@ mod tests {
     use super::*;
     use crate::audit::Resource;
     use crate::history::tests::at;
-
-    fn third() -> SlotSet {
-        SlotSet::ALL.divide(3)[0]
-    }
 
     fn half() -> SlotSet {
         SlotSet::ALL.divide(2)[0]

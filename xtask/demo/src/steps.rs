@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::environment::Environment;
 use crate::install;
+use crate::rules::third;
 
 mod failures;
 mod share;
@@ -96,11 +97,6 @@ pub const DEMO: [Step; 8] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA,
 /// The names of all namespaces that the steps make, where there are so many at first.
 pub fn namespaces(first: usize) -> Vec<String> {
     (0..first + share::ADDED).map(install::namespace).collect()
-}
-
-/// The slots of the canary at first: a third.
-fn third() -> SlotSet {
-    SlotSet::ALL.divide(3).first().copied().unwrap_or_default()
 }
 
 /// The slots of the canary later: as many more as have [`MOVED`] of the namespaces that there are at first.

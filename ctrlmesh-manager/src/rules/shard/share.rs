@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root, ShardingConfig};
 use ctrlmesh_common::names;
+use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
 use super::Labelling;
@@ -51,7 +52,10 @@ impl ListedBy {
 }
 
 /// The shares of a valid `root`, the canary first, then by number.
-pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
+///
+/// A normal share keeps what it has in `table`, as far as balance allows. What is revoked counts for its former owner: so
+/// the shares stay the same until all is granted.
+pub(super) fn of(root: &Root, hash: NamespaceHash, table: Option<&Ownership>) -> Vec<Share> {
     let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
     let canary = root.canary.as_ref().map(|canary| Share {
         name: shard_name(root, 0),
@@ -60,7 +64,7 @@ pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
         slots: hashes,
         namespaces: pinned(canary, hashes, hash),
     });
-    canary.into_iter().chain(normal(root, hashes)).collect()
+    canary.into_iter().chain(normal(root, hashes, table)).collect()
 }
 
 /// The shares of an inactive root, by the shards that exist, in the order in which it would make them. They
@@ -91,7 +95,7 @@ fn pinned(canary: &Canary, hashes: SlotSet, hash: NamespaceHash) -> BTreeSet<Str
     if by_hash { BTreeSet::new() } else { canary.in_namespaces.iter().cloned().collect() }
 }
 
-fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
+fn normal(root: &Root, canary: SlotSet, table: Option<&Ownership>) -> Vec<Share> {
     let share = |id: usize, replicas, slots| Share {
         name: shard_name(root, id),
         canary: false,
@@ -100,9 +104,10 @@ fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
         namespaces: BTreeSet::new(),
     };
     if let Some(auto) = &root.auto {
-        let parts = canary.complement().divide(count(auto.sharding_size));
-        let parts = parts.into_iter().enumerate();
-        return parts.map(|(at, part)| share(at + 1, auto.every_shard_replicas, part)).collect();
+        let ids = 1..=count(auto.sharding_size);
+        let former: Vec<SlotSet> = ids.clone().map(|id| owned(table, &shard_name(root, id))).collect();
+        let parts = ids.zip(canary.complement().divide_from(&former));
+        return parts.map(|(id, part)| share(id, auto.every_shard_replicas, part)).collect();
     }
     let manual = root.manual.iter();
     let mut shares: Vec<(usize, Share)> = manual
@@ -113,6 +118,13 @@ fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
         .collect();
     shares.sort_by_key(|(id, _)| *id);
     shares.into_iter().map(|(_, share)| share).collect()
+}
+
+/// The slots that `owner` has, or had until they were revoked.
+fn owned(table: Option<&Ownership>, owner: &str) -> SlotSet {
+    let Some(table) = table else { return SlotSet::EMPTY };
+    let revoked = table.revoked.iter().flat_map(|revoked| &revoked.slots);
+    revoked.chain(&table.slots).filter(|(_, one)| *one == owner).map(|(slot, _)| *slot).collect()
 }
 
 /// Validation has checked the length of the prefix.

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::read_sharding_configs;
+use ctrlmesh_common::ownership::Revoked;
 use ctrlmesh_common::selector::Labels;
 use ctrlmesh_common::slots::{Slot, SlotSet};
 use proptest::prelude::*;
@@ -72,6 +73,56 @@ fn a_canary_of_hashes_leaves_the_other_hashes() {
     );
     let selectors = selectors(&shards);
     assert_eq!(selectors[..3], ["sharding-hash in (0,31)", "sharding-hash in (1,2)", "sharding-hash in (3,4)"]);
+}
+
+/// The root, divided and written before.
+fn written(rule: &str, before: Option<&ShardingConfig>) -> (ShardingConfig, Vec<Shard>) {
+    let mut root = root(rule);
+    root.status = before.and_then(|before| before.status.clone());
+    let shards = divide(&root, &Labelling::default(), &BTreeSet::new()).unwrap().unwrap();
+    let status = root.status.get_or_insert_default();
+    status.ownership = Some(Ownership { epoch: 1, ..table(&shards, &BTreeMap::new()) });
+    (root, shards)
+}
+
+fn canary(last: u8) -> String {
+    let hashes: Vec<String> = (0..=last).map(|hash| format!("'{hash}'")).collect();
+    format!(
+        "canary: {{replicas: 1, inShardHash: [{}]}}, auto: {{shardingSize: 2, everyShardReplicas: 1}}",
+        hashes.join(",")
+    )
+}
+
+#[test]
+fn a_canary_that_grows_takes_from_no_shard_that_can_keep() {
+    let (first, before) = written(&canary(10), None);
+    let (_, after) = written(&canary(12), Some(&first));
+    let slots = |shards: &[Shard]| shards.iter().map(|shard| shard.share.slots.to_string()).collect::<Vec<_>>();
+    let last = "22,23,24,25,26,27,28,29,30,31";
+    assert_eq!(slots(&before)[1..], ["11,12,13,14,15,16,17,18,19,20,21", last]);
+    assert_eq!(slots(&after)[1..], ["13,14,15,16,17,18,19,20,21", last]);
+    assert!(after[1].config.spec.limits[0].selector.is_some());
+    assert_eq!(selectors(&after)[1], "sharding-hash in (13,14,15,16,17,18,19,20,21)", "so do the shards' limits");
+}
+
+#[test]
+fn a_division_stays_the_same_while_it_is_carried_out() {
+    let two = "auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let three = "auto: {shardingSize: 3, everyShardReplicas: 1}";
+    let (mut root, before) = written(two, None);
+    let (_, wanted) = written(three, Some(&root));
+    let moves = wanted[2].share.slots.iter().map(|slot| {
+        let former = before.iter().find(|shard| shard.share.slots.contains(slot)).unwrap();
+        (slot, former.share.name.clone())
+    });
+    let moves: BTreeMap<Slot, String> = moves.collect();
+    // Half of them are granted, the others revoked.
+    let table = root.status.as_mut().unwrap().ownership.as_mut().unwrap();
+    table.slots.retain(|slot, _| !moves.contains_key(slot));
+    let (granted, revoked): (Vec<_>, Vec<_>) = moves.into_iter().partition(|(slot, _)| slot.number() % 2 == 0);
+    table.slots.extend(granted.into_iter().map(|(slot, _)| (slot, "op-3-normal".to_owned())));
+    table.revoked = Some(Revoked { epoch: 1, slots: revoked.into_iter().collect(), ..Revoked::default() });
+    assert_eq!(written(three, Some(&root)).1, wanted);
 }
 
 #[test]
