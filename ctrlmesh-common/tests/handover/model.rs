@@ -1,15 +1,15 @@
 //! The world around the protocol: managers, API servers, proxies, pods, and what can happen to them.
 //!
-//! - **Messages** are lost, doubled and late. A policy can reach a proxy from either manager, whatever that one has seen
-//!   so far. An acknowledgement or a probe is a fact: a manager acts on it at any time after, or never.
+//! - **Messages** are lost, doubled and late. A policy can reach a proxy from either manager, whatever that one has
+//!   seen so far. An acknowledgement or a probe is a fact: a manager acts on it at any time after, or never.
 //! - **Managers** act at any time, both as if they led; one that died never acts again. Each sees tables late. A write
 //!   over a version that is not the newest is refused. Each waits by its own clock.
 //! - **API servers** admit a write by the table that each sees by then.
 //! - **Proxies** restart, pause (they just do nothing), are cut off, or are bypassed.
-//! - **Time**, where only proxies fence, comes in ticks. A confirmation is valid for one tick, and a manager confirms for
-//!   one tick after it has read the newest table. A tick after its policy has expired, or a new policy does not let a
-//!   write pass, a proxy has no such write in flight any more. So a proxy has lapsed two ticks after a manager has seen
-//!   the revocation.
+//! - **Time**, where only proxies fence, comes in ticks. A confirmation is valid for one tick, and a manager confirms
+//!   for one tick after it has read the newest table. A tick after its policy has expired, or a new policy does not let
+//!   a write pass, a proxy has no such write in flight any more. So a proxy has lapsed two ticks after a manager has
+//!   seen the revocation.
 //!
 //! Where a proxy restarts, its writes in flight have ended before it acknowledges anything.
 

@@ -88,8 +88,8 @@ pub enum DivideError {
 
 /// The shards of `root`, the canary first; `None` if it is switched off.
 ///
-/// `namespaces` are those of the cluster. They count only if the canary has hashes and namespaces. The ownership table in
-/// the root's status counts: a slot stays where it is, unless it has to move.
+/// `namespaces` are those of the cluster. They count only if the canary has hashes and namespaces. The ownership table
+/// in the root's status counts: a slot stays where it is, unless it has to move.
 ///
 /// # Errors
 /// If admission would refuse the root or one of its shards.

@@ -53,8 +53,8 @@ impl ListedBy {
 
 /// The shares of a valid `root`, the canary first, then by number.
 ///
-/// A normal share keeps what it has in `table`, as far as balance allows. What is revoked counts for its former owner: so
-/// the shares stay the same until all is granted.
+/// A normal share keeps what it has in `table`, as far as balance allows. What is revoked counts for its former owner:
+/// so the shares stay the same until all is granted.
 pub(super) fn of(root: &Root, hash: NamespaceHash, table: Option<&Ownership>) -> Vec<Share> {
     let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
     let canary = root.canary.as_ref().map(|canary| Share {
