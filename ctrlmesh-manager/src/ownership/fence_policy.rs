@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{RelatedResources, Root, ShardingConfig};
 use ctrlmesh_common::names::{self, GROUP, annotation};
-use ctrlmesh_common::slots;
+use ctrlmesh_common::slots::{self, COUNT};
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, ParamKind, ParamRef, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
@@ -21,7 +21,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use super::fence_names::{labels, object_name};
-use super::fence_table::{self, EPOCH, POD, REVOKED, SLOT, UID};
+use super::fence_table::{self, EPOCH, PODS, REVOKED, SLOTS, UID};
 
 mod pod_names;
 mod resources;
@@ -150,7 +150,7 @@ impl Fence {
             }]),
             validations: Some(vec![Validation {
                 // What sends the probe is no pod of the operator.
-                expression: format!("{} == {}", writer("no pod"), self.owner("no owner")),
+                expression: self.is_owner(),
                 message_expression: Some(self.message(revision)),
                 message: None,
                 reason: Some("Forbidden".to_owned()),
@@ -215,32 +215,39 @@ impl Fence {
         NAMESPACE.to_owned()
     }
 
-    /// The object's slot, or `missing`.
-    fn slot(&self, missing: &str) -> String {
-        let slot = format!("metadata.?labels[?{}].orValue('{missing}')", quoted(&self.hash_key));
+    /// The object's slot, or what stands for none in the list of owners.
+    fn slot(&self) -> String {
+        let slot = format!("metadata.?labels[?{}].orValue('{COUNT}')", quoted(&self.hash_key));
         format!("(namespaceObject != null ? namespaceObject.{slot} : (oldObject != null ? oldObject : object).{slot})")
     }
 
-    /// The object's owner, or `missing`. Each expression is evaluated for every write, so that none has a variable.
-    fn owner(&self, missing: &str) -> String {
-        let (namespace, slot, pinned) = (self.namespace(), self.slot(""), fence_table::NAMESPACE);
+    /// The object's owner; empty where it is nobody's.
+    fn owner(&self) -> String {
+        let (namespace, slot, pinned) = (self.namespace(), self.slot(), fence_table::NAMESPACE);
         format!(
-            "('{REVOKED}' + {namespace} in {TABLE} ? '{missing}' : \
-             {TABLE}[?'{pinned}' + {namespace}].or({TABLE}[?'{SLOT}' + {slot}]).orValue('{missing}'))"
+            "('{REVOKED}' + {namespace} in {TABLE} ? '' : \
+             {TABLE}[?'{pinned}' + {namespace}].orValue({TABLE}.{SLOTS}.split(',')[int({slot})]))"
         )
     }
 
-    /// What a refusal says. It is evaluated for a write that passes, too.
+    /// Whether the caller's pod writes for the object's owner. It is evaluated for every write, and has no variable.
+    fn is_owner(&self) -> String {
+        format!("{TABLE}[?'{PODS}' + {}].orValue('').contains({})", self.owner(), caller_between_spaces())
+    }
+
+    /// What a refusal says. It is evaluated for a write that passes, too: that comes first.
     fn message(&self, revision: &str) -> String {
+        let owner = self.owner();
         format!(
-            "{} ? '{SAYS} {revision}.' + {TABLE}.{UID} + ' epoch ' + {TABLE}.{EPOCH} : {} + 'slot ' + {} \
+            "{} ? '' : {} ? '{SAYS} {revision}.' + {TABLE}.{UID} + ' epoch ' + {TABLE}.{EPOCH} : {} + 'slot ' + {} \
              + ' belongs to ' + {} + ', and pod ' + {} + ' writes for ' + {} + ', by epoch ' + {TABLE}.{EPOCH}",
+            self.is_owner(),
             self.is_probe(),
             format_args!("({NAMESPACE} == '' ? '' : 'namespace ' + {NAMESPACE} + ' in ')"),
-            self.slot("none"),
-            self.owner("nobody"),
+            format_args!("({0} == '{COUNT}' ? 'none' : {0})", self.slot()),
+            format_args!("({owner} == '' ? 'nobody' : {owner})"),
             of_caller(POD_NAME),
-            writer("nobody"),
+            writers(),
         )
     }
 }
@@ -249,9 +256,18 @@ fn of_caller(key: &str) -> String {
     format!("request.userInfo.?extra[?'{key}'][?0].orValue('')")
 }
 
-/// The owner that the caller's pod writes for, or `missing`.
-fn writer(missing: &str) -> String {
-    format!("{TABLE}[?'{POD}' + {}].orValue('{missing}')", of_caller(POD_UID))
+/// The pod's UID as the lists of pods have it.
+fn caller_between_spaces() -> String {
+    format!("' ' + {} + ' '", of_caller(POD_UID))
+}
+
+/// The owner that the caller's pod writes for.
+fn writers() -> String {
+    let is_its = format!("key.startsWith('{PODS}') && {TABLE}[key].contains({})", caller_between_spaces());
+    let length = PODS.len();
+    format!(
+        "({TABLE}.exists(key, {is_its}) ? {TABLE}.map(key, {is_its}, key.substring({length})).join(', ') : 'nobody')"
+    )
 }
 
 fn metadata(name: String, namespace: &str, root: &str) -> ObjectMeta {

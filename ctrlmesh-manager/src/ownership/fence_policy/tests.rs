@@ -37,8 +37,8 @@ const PROBE: &str = "request.resource.resource == 'shardingconfigs' \
     && object.metadata.?annotations[?'ctrlmesh.kusionstack.io/fence-probe'].hasValue()";
 
 const SLOT: &str = "(namespaceObject != null \
-    ? namespaceObject.metadata.?labels[?'ctrlmesh.kusionstack.io/sharding-hash'].orValue('') \
-    : (oldObject != null ? oldObject : object).metadata.?labels[?'ctrlmesh.kusionstack.io/sharding-hash'].orValue(''))";
+    ? namespaceObject.metadata.?labels[?'ctrlmesh.kusionstack.io/sharding-hash'].orValue('32') \
+    : (oldObject != null ? oldObject : object).metadata.?labels[?'ctrlmesh.kusionstack.io/sharding-hash'].orValue('32'))";
 
 #[test]
 fn the_policy_asks_for_the_owner_of_pod_and_object() {
@@ -50,18 +50,19 @@ fn the_policy_asks_for_the_owner_of_pod_and_object() {
         && request.userInfo.?extra[?'authentication.kubernetes.io/pod-name'][?0].orValue('').matches('^op-[0-9]+$') \
         && request.resource.resource != 'shardingconfigs'";
     assert_eq!(condition(&fence), format!("({operator}) || ({PROBE})"));
-    let owner = "('revoked.' + request.?namespace.orValue('') in params.data ? 'no owner' \
-        : params.data[?'namespace.' + request.?namespace.orValue('')].or(params.data[?'slot.' + ";
-    let owner = format!("{owner}{SLOT}]).orValue('no owner'))");
-    let writer = "params.data\
-        [?'pod.' + request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'][?0].orValue('')].orValue('no pod')";
+    let owner = "('revoked.' + request.?namespace.orValue('') in params.data ? '' \
+        : params.data[?'namespace.' + request.?namespace.orValue('')].orValue(params.data.slots.split(',')[int(";
+    let owner = format!("{owner}{SLOT})]))");
+    let uid = "' ' + request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'][?0].orValue('') + ' '";
+    let is_owner = format!("params.data[?'pods.' + {owner}].orValue('').contains({uid})");
     let validation = &spec["validations"][0];
-    assert_eq!(validation["expression"], format!("{writer} == {owner}"));
+    assert_eq!(validation["expression"], is_owner);
     assert_eq!(validation["reason"], "Forbidden");
     let message = validation["messageExpression"].as_str().unwrap();
     let revision = fence.objects().revision;
     let hash = revision.strip_suffix(".u").unwrap();
-    let says = format!("{PROBE} ? 'fence {hash}.' + params.data.uid + ' epoch ' + params.data.epoch : ");
+    let says =
+        format!("{is_owner} ? '' : {PROBE} ? 'fence {hash}.' + params.data.uid + ' epoch ' + params.data.epoch : ");
     assert!(message.starts_with(&says), "{message}");
 }
 

@@ -63,6 +63,10 @@ async fn measure(count: usize) {
     let object = || json!({"metadata": {"name": NAME}});
     create(&Api::<ConfigMap>::namespaced(bed.client.clone(), &place), object()).await.unwrap();
     create(&Api::<Secret>::namespaced(bed.client.clone(), &place), object()).await.unwrap();
+    // As in a cluster, every slot has an owner.
+    let slots: serde_json::Map<_, _> = (0..32).map(|slot| (slot.to_string(), json!("op-1-normal"))).collect();
+    bed.write_table(&operator, 2, json!({"slots": slots})).await.unwrap();
+    bed.enforced(&operator, 2).await.unwrap();
     let mut measured = Measured::default();
     for (half, fenced) in HALVES.iter().enumerate() {
         fence(&bed, &operator, fenced).await;
@@ -82,7 +86,7 @@ async fn measure(count: usize) {
     }
     measured.print();
     let mut proofs = Vec::new();
-    for epoch in 2..2 + u64::try_from(count / 10).unwrap() {
+    for epoch in 3..3 + u64::try_from(count / 10).unwrap() {
         let begun = Instant::now();
         bed.write_table(&operator, epoch, json!({})).await.unwrap();
         bed.enforced(&operator, epoch).await.unwrap();
