@@ -46,6 +46,8 @@ pub mod label {
     pub const DISABLE_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/disable";
     /// On a `FaultInjection`: `"true"` switches it off. Nothing reads it either, for the same reason.
     pub const DISABLE_FAULT_INJECTION: &str = "faultinjection.ctrlmesh.kusionstack.io/disable";
+    /// On a `ClusterRole`: `"true"` gives its rights to the manager, which labels the kinds that they name.
+    pub const AGGREGATE_TO_LABELS: &str = "ctrlmesh.kusionstack.io/aggregate-to-labels";
     /// On pods of a Deployment, set by Kubernetes: which revision of its template they have.
     pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
     /// On pods of a StatefulSet, set by Kubernetes: their own name.
@@ -238,6 +240,7 @@ mod tests {
             (label::IGNORE_VALIDATE, "ignore-validate"),
             (label::DISABLE_FAKE_KUBECONFIG_ARG, "disable-fake-kubeconfig-arg"),
             (label::DISABLE_FAKE_KUBECONFIG_ENV, "disable-fake-kubeconfig-env"),
+            (label::AGGREGATE_TO_LABELS, "aggregate-to-labels"),
             (annotation::INTERCEPTION, "interception"),
             (annotation::SIDECAR, "sidecar"),
             (annotation::FAIL_OPEN, "fail-open"),

@@ -2,5 +2,6 @@
 
 pub mod backoff;
 pub mod served_resources;
+pub mod event_recorder;
 pub mod cache;
 pub mod plan;

@@ -1,7 +1,7 @@
 //! Labels objects, so that they can be assigned to shards.
 //!
 //! An object carries its slot, its namespace and a control mark; during a migration it carries two sets of these.
-//! Namespaces and the objects of the listed kinds are labelled.
+//! Namespaces are labelled, and the objects of the kinds that a root names or the ConfigMap lists.
 //!
 //! A policy inside the API server labels at admission. The mutating webhook does so where the API server serves no
 //! policy or cannot compute the hash. Watches label what both missed. Terminating objects and other kinds are never
@@ -17,6 +17,8 @@ use serde::Deserialize;
 use crate::rules::label_scheme::Scheme;
 
 mod kinds;
+mod rights;
+mod named;
 mod rate_limit;
 mod retry_queue;
 mod namespaces;
@@ -30,6 +32,7 @@ pub mod migration;
 pub use admission_labelling::AdmissionLabelling;
 pub use kinds::{Kind, Kinds, KindsError, Served, served};
 pub use labeller::{LabelMetrics, Labeller};
+pub use named::{NamedResources, UNNAMED, is_named, named_resources};
 pub use policy::{POLICY, binding, policy};
 pub use progress::{CurrentProgress, Progress};
 pub use rate_limit::RateLimit;

@@ -4,5 +4,6 @@ pub mod pod;
 pub mod validate;
 pub mod shard;
 pub mod label_scheme;
+pub mod label_coverage;
 pub mod manifest;
 pub mod compile;

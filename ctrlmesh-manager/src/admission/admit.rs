@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 
 use crate::admission::inject::{self, SidecarSettings};
 use crate::cluster::cache::Snapshot;
-use crate::labels::{self, KindList, Scope};
+use crate::labels::{self, KindList, NamedResources, Scope};
+use crate::rules::label_coverage::VERBS;
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, Labelling};
@@ -233,14 +234,18 @@ fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     report
 }
 
-/// Warns of limits by labels that nobody sets. An unreadable or unknown list of kinds is reported elsewhere.
+/// Warns of limits by labels that nobody sets. A kind is labelled where a root names it or the list of kinds has it. An
+/// unreadable or unknown list is reported elsewhere.
 fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let Some(Ok(listed)) = snapshot.listed.as_deref().map(KindList::read) else {
         return Report::default();
     };
+    let roots = snapshot.configs.iter().chain([config]).filter_map(|config| config.spec.root.as_ref());
+    let named: Vec<NamedResources> = roots.map(labels::named_resources).collect();
     let labels = |group: &str, resource: &str| {
-        let kind = snapshot.served.kind(group, resource);
-        kind.is_none_or(|kind| listed.has(group, kind))
+        let Some(kind) = snapshot.served.kind(group, resource) else { return true };
+        let is_named = named.iter().any(|named| labels::is_named(named, group, resource));
+        listed.has(group, kind) || is_named && snapshot.served.supports(group, resource, &VERBS)
     };
     // Includes labels of a running migration.
     let carried = snapshot.scheme.carried();

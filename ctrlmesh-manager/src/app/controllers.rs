@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::MANAGER_STATE;
 use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_runtime::sync::lock;
@@ -21,6 +22,7 @@ use crate::admission::webhook::Route;
 use crate::app::api_client::{self, ReachError};
 use crate::app::context::Context;
 use crate::cluster::cache::Cache;
+use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::plan::{self, Plan, Plans};
 use crate::labels::migration::{Migration, MigrationMetrics, MigrationNotice};
 use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, Progress, RateLimit};
@@ -76,9 +78,9 @@ pub(super) fn start(
     let reported = labels.clone();
     let control = ClusterWriter {
         client: context.client.clone(),
-        recorder: Recorder::new(context.client.clone(), REPORTER.into()),
+        recorder: EventRecorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || receipts.contacts(),
-        unlabelled: move || reported.unlabelled(),
+        labels: move |configs: &[ShardingConfig]| (reported.unlabelled(), reported.progress.coverages(configs)),
         fences: context.fences.subscribe(),
         may_write: move || leadership.is_held(),
     };
@@ -231,7 +233,7 @@ fn labeller(
         scheme,
         at_once,
         cache,
-        recorder: Recorder::new(background, REPORTER.into()),
+        recorder: EventRecorder::new(background, REPORTER.into()),
         metrics,
         progress,
         may_write: move || leadership.is_held(),

@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
+use ctrlmesh_common::api::{LabelsStatus, ManagerState, Root, ShardingConfig};
 use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
 use ctrlmesh_runtime::sync::lock;
 use futures::{FutureExt as _, Stream, StreamExt as _};
@@ -207,6 +207,12 @@ impl Cache {
     /// The same, of the one called `NAMESPACE/NAME`.
     pub fn in_config<T>(&self, name: &str, read: impl FnOnce(&ShardingConfig) -> Option<T>) -> Option<T> {
         read(lock(&self.state).configs.current.get(name)?)
+    }
+
+    /// The roots, each by `NAMESPACE/NAME` with what `read` makes of it, and what the API server serves.
+    pub fn roots<T>(&self, read: impl Fn(&Root) -> T) -> (BTreeMap<String, T>, Arc<ServedResources>) {
+        let roots = self.in_configs(|config| config.spec.root.as_ref().map(&read));
+        (roots, Arc::clone(&lock(&self.state).served))
     }
 
     /// `None` until the first list of `ManagerState`.

@@ -3,7 +3,7 @@
 //! A test against a real API server compares the table with the requests of the managers: nothing is refused,
 //! and nothing is granted that is never used.
 
-use ctrlmesh_common::names::{self, api_server, resource_list, root_ca};
+use ctrlmesh_common::names::{self, api_server, label, resource_list, root_ca};
 
 use crate::labels::POLICY;
 
@@ -192,8 +192,14 @@ const OF_API_SERVER: [Rule; 2] = [
     rule("Find its addresses.", "discovery.k8s.io", &["endpointslices"], &["list"]),
 ];
 
-const BACKGROUND_CLUSTER: [Rule; 3] = [
+const BACKGROUND_CLUSTER: [Rule; 4] = [
     rule("Label namespaces. The rights for objects are in ctrlmesh-manager-labels.", "", &["namespaces"], &["patch"]),
+    rule(
+        "Ask which objects it may label, to name the rights that are missing.",
+        "authorization.k8s.io",
+        &["selfsubjectaccessreviews"],
+        &["create"],
+    ),
     rule("Watch which kinds there are.", "apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
     rule("Send events.", "events.k8s.io", &["events"], &["create", "patch"]),
 ];
@@ -255,11 +261,11 @@ fn rule_yaml(Rule { why, group, resources, names, verbs }: &Rule) -> String {
 
 /// The role without rules of its own.
 fn aggregated_role() -> String {
-    let comment = "# Aggregates the rights to label objects. For each kind in ConfigMap ctrlmesh-sharding-resource,\n# create a ClusterRole with the label below and the verbs list, watch and patch.\n";
+    let comment = "# Aggregates the rights to label objects. For each kind that a root names (spec.root.resourceSelector) or that\n# ConfigMap ctrlmesh-sharding-resource lists, create a ClusterRole with the label below and the verbs list, watch\n# and patch.\n";
     let head = head(Scope::Cluster.kind(), LABELS, Scope::Cluster);
     format!(
-        "{comment}{head}aggregationRule:\n  clusterRoleSelectors:\n  - matchLabels:\n      {}/aggregate-to-labels: \"true\"\nrules: []\n",
-        names::GROUP
+        "{comment}{head}aggregationRule:\n  clusterRoleSelectors:\n  - matchLabels:\n      {}: \"true\"\nrules: []\n",
+        label::AGGREGATE_TO_LABELS
     )
 }
 

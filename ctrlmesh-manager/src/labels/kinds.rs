@@ -118,10 +118,14 @@ impl Served {
         });
         self.kinds.extend(wanted.map(|(resource, can)| {
             let scope = scope(&can);
-            let name = format!("{}.{}/{}", resource.plural, resource.group, resource.version);
-            (name, Kind { resource, scope })
+            (name(&resource), Kind { resource, scope })
         }));
     }
+}
+
+/// The name of a kind in [`Kinds`].
+pub(super) fn name(resource: &ApiResource) -> String {
+    format!("{}.{}/{}", resource.plural, resource.group, resource.version)
 }
 
 /// Discovers a group and version.

@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ObjectReference};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::events::{Event as News, EventType, Recorder};
+use kube::runtime::events::{Event as News, EventType};
 use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -31,28 +31,45 @@ use tracing::{info, warn};
 
 use super::namespaces::Namespaces;
 use super::progress::{KindProgress, ListProgress};
-use super::{AdmissionLabelling, Kind, Kinds, KindsError, NAMESPACES, Progress, RateLimit, Served, served};
+use super::{AdmissionLabelling, Kind, Kinds, KindsError, NAMESPACES, Progress, RateLimit, Served};
 use super::{is_unowned, list_of_kinds};
 use crate::cluster::cache::Cache;
+use crate::cluster::event_recorder::EventRecorder;
 use crate::drain::Drain;
+use crate::rules::label_coverage::{self, KindName};
 use crate::rules::label_scheme::Scheme;
 use crate::telemetry;
 
+mod wanted;
 mod kind_follower;
 mod object;
 
 use object::RepairOutcome;
+use wanted::WantedKinds;
 
 const PAGE: u32 = 500;
 
 /// How long changes of the list and of definitions are gathered, and the interval without any.
 const LOOK: (Duration, Duration) = (Duration::from_millis(300), Duration::from_mins(1));
 
+/// Interval of checks for rights that are missing.
+const RIGHTS: Duration = Duration::from_secs(5);
+
 /// Interval of checks for new namespaces during a long pass.
 const NEW_NAMESPACES: Duration = Duration::from_secs(1);
 
 /// For one object.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Name of the role that the manager proposes for the listed kinds.
+const ROLE: &str = "ctrlmesh-labels";
+
+/// What was reported of the list.
+#[derive(Default)]
+struct Told {
+    not_served: Vec<String>,
+    forbidden: Vec<KindName>,
+}
 
 pub struct Labeller<MayWrite> {
     /// A client of its own, so that the API server can give it a lower priority by its user agent.
@@ -62,7 +79,7 @@ pub struct Labeller<MayWrite> {
     pub scheme: Arc<Scheme>,
     pub at_once: AdmissionLabelling,
     pub cache: Arc<Cache>,
-    pub recorder: Recorder,
+    pub recorder: EventRecorder,
     pub metrics: LabelMetrics,
     pub progress: Progress,
     /// Whether this replica leads at this moment.
@@ -94,31 +111,50 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
         let mut triggers = pin!(self.triggers());
         let list = ListProgress::new(&self.metrics.unfinished, &self.progress);
-        let (mut known, mut missing) = (Kinds::new(), Vec::new());
+        let (mut wanted, mut told, mut kept) = (WantedKinds::default(), Told::default(), None);
         loop {
-            let found = served(&self.client, &self.namespace, &known).await;
-            Box::pin(self.report(&list, &found, &mut missing)).await;
-            if let Ok(Served { kinds, .. }) = found {
-                self.change(&kinds, &mut running, &all, &drain);
-                if (self.may_write)() {
-                    let kept = Box::pin(self.at_once.keep(&kinds)).await;
-                    if let Err(error) = &kept {
-                        warn!(%error, "labelling at once is not set up; the watches label");
-                    }
-                    self.progress.at_once(kept.map_err(|error| error.to_string()));
-                }
-                known = kinds;
+            let look = wanted.look(&self.client, &self.namespace, &self.cache, &self.progress);
+            let (found, named) = Box::pin(look).await;
+            // First the followers, so that a kind that a root names is known to be unfinished.
+            self.change(&wanted.granted, &mut running, &all, &drain);
+            self.progress.name(named);
+            Box::pin(self.report(&list, &found, &wanted.listed_without_rights(), &mut told)).await;
+            Box::pin(self.keep_at_once(&wanted.granted, &mut kept)).await;
+            let within = if wanted.lacks_rights() { RIGHTS } else { LOOK.1 };
+            tokio::select! {
+                _ = triggers.next() => {}
+                () = wanted.changed(&self.cache) => {}
+                () = time::sleep(within) => {}
             }
-            drop(time::timeout(LOOK.1, triggers.next()).await);
             time::sleep(LOOK.0).await;
             // Definitions are often created in groups.
             while futures::FutureExt::now_or_never(triggers.next()).flatten().is_some() {}
         }
     }
 
-    /// Reports problems with the list: groups that cannot be discovered, and kinds that are not served. `told` are the
-    /// kinds that were reported before.
-    async fn report(&self, list: &ListProgress, found: &Result<Served, KindsError>, told: &mut Vec<String>) {
+    /// Keeps labelling at admission. `kept` are the kinds for which it was set up last, and when.
+    async fn keep_at_once(&self, kinds: &Kinds, kept: &mut Option<(Kinds, Instant)>) {
+        let is_recent = |(before, at): &(Kinds, Instant)| before == kinds && at.elapsed() < LOOK.1;
+        if kept.as_ref().is_some_and(is_recent) || !(self.may_write)() {
+            return;
+        }
+        let outcome = self.at_once.keep(kinds).await;
+        match &outcome {
+            Ok(()) => *kept = Some((kinds.clone(), Instant::now())),
+            Err(error) => warn!(%error, "labelling at once is not set up; the watches label"),
+        }
+        self.progress.at_once(outcome.map_err(|error| error.to_string()));
+    }
+
+    /// Reports problems with the list: groups that cannot be discovered, kinds that are not served, and those that may
+    /// not be labelled.
+    async fn report(
+        &self,
+        list: &ListProgress,
+        found: &Result<Served, KindsError>,
+        forbidden: &[KindName],
+        told: &mut Told,
+    ) {
         let why: Vec<String> = match found {
             Ok(served) => served.unknown.iter().map(|error| telemetry::chain(error)).collect(),
             Err(error) => vec![telemetry::chain(error)],
@@ -130,14 +166,21 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             warn!(error, "not all that is listed can be labelled; what was known holds");
             self.publish_event("list", true, "NotLabelled", error).await;
         }
+        if forbidden != told.forbidden {
+            for role in label_coverage::cluster_roles(ROLE, forbidden) {
+                warn!(role, "some of what is listed may not be labelled; apply this role");
+                self.publish_event("list", true, "LabelsForbidden", role).await;
+            }
+            forbidden.clone_into(&mut told.forbidden);
+        }
         let Ok(Served { missing, .. }) = found else { return };
-        if missing != told && !missing.is_empty() {
+        if *missing != told.not_served && !missing.is_empty() {
             let kinds = missing.join(", ");
             warn!(kinds, "listed, but not served, or not so that it can be labelled");
             let note = format!("not served, or not so that it can be labelled: {kinds}");
             self.publish_event("list", true, "NotServed", note).await;
         }
-        told.clone_from(missing);
+        told.not_served.clone_from(missing);
     }
 
     /// Starts the followers of new kinds and ends those of removed ones.
@@ -235,14 +278,16 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         }
     }
 
-    /// Publishes an event on the list of kinds.
+    /// Publishes an event on the list of kinds. What only roots name is in their conditions, and events of these.
     async fn publish_event(&self, kind: &str, warning: bool, reason: &str, note: String) {
+        if self.progress.is_only_named(kind) {
+            return;
+        }
         let event = News {
             type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: reason.to_owned(),
-            note: Some(note.chars().take(1000).collect()),
+            note: Some(note.chars().take(label_coverage::NOTE_BYTES).collect()),
             action: "Label".to_owned(),
-            // Kubernetes merges events that differ in their note only.
             secondary: Some(ObjectReference { kind: Some(kind.to_owned()), ..ObjectReference::default() }),
         };
         let list = list_of_kinds(&self.namespace);

@@ -3,14 +3,18 @@
 //! A kind is unfinished until its first pass ends: before that, shards miss some of their objects. A kind that cannot
 //! be watched or labelled, and an unreadable list of kinds, are reported, too.
 //!
-//! A migration waits until every kind is finished and new objects are labelled at admission.
+//! A migration waits until every kind is finished and new objects are labelled at admission. A root is covered when the
+//! kinds that it names are finished.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
+use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_runtime::sync::lock;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::named::{NamedResources, RootKinds, named_resources};
+use crate::rules::label_coverage::{CONDITION, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::label_scheme::Scheme;
 
 /// The scheme and progress of the current labeller. Clones share it.
@@ -33,6 +37,29 @@ struct State {
     /// Number of passes that have begun.
     begun: u64,
     repaired: u64,
+    /// Kinds whose last pass has ended, each with its number.
+    finished: BTreeMap<String, u64>,
+    /// What roots name; none before the first look, or while it is not known what the API server serves.
+    named: Option<Named>,
+    /// By root, the resources of which every object was labelled once.
+    established: BTreeMap<String, NamedResources>,
+}
+
+/// What roots name, and what of all kinds may not be labelled.
+#[derive(Debug, Default)]
+pub(super) struct Named {
+    /// By `NAMESPACE/NAME`.
+    pub(super) roots: BTreeMap<String, NamedRoot>,
+    /// Kinds that roots name and the list does not.
+    pub(super) only: BTreeSet<String>,
+    pub(super) missing: BTreeMap<String, MissingRule>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct NamedRoot {
+    /// From which `kinds` was found.
+    pub(super) resources: NamedResources,
+    pub(super) kinds: RootKinds,
 }
 
 /// The state of an unfinished kind.
@@ -84,6 +111,29 @@ impl CurrentProgress {
         let current = lock(&self.0).clone();
         current.and_then(|(_, progress)| progress.left())
     }
+
+    /// How far the kinds of each root among `configs` are labelled.
+    pub fn coverages(&self, configs: &[ShardingConfig]) -> LabelCoverages {
+        let current = lock(&self.0).clone();
+        let progress = current.map(|(_, progress)| progress).unwrap_or_default();
+        let roots = configs.iter().filter_map(|config| Some((config, config.spec.root.as_ref()?)));
+        roots.map(|(config, root)| (full_name(config), progress.coverage(config, root))).collect()
+    }
+}
+
+fn full_name(config: &ShardingConfig) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&config.metadata.namespace), part(&config.metadata.name))
+}
+
+/// Whether the status says that every object of this generation's kinds was labelled once. So a new leader need not go
+/// through all of them before it grants.
+fn was_established(config: &ShardingConfig) -> bool {
+    let conditions = config.status.iter().flat_map(|status| &status.conditions);
+    let generation = config.metadata.generation;
+    { conditions }.any(|one| {
+        one.type_ == CONDITION && one.status == "True" && one.observed_generation == generation && generation.is_some()
+    })
 }
 
 impl Progress {
@@ -94,13 +144,62 @@ impl Progress {
             return Some(format!("not all that is listed can be labelled: {why}"));
         }
         // Without a count, so that the status is not written for every object.
-        if let Some(why) = state.kinds.iter().find_map(|(kind, pass)| pass.why(kind)) {
+        // What only roots name is in their own conditions.
+        let is_listed = |kind: &String| state.named.as_ref().is_none_or(|named| !named.only.contains(kind));
+        let mut missing = state.named.iter().flat_map(|named| &named.missing);
+        if let Some((_, rule)) = missing.find(|(kind, _)| is_listed(kind)) {
+            return Some(format!("the manager may not {}", rule.text()));
+        }
+        let listed: Vec<_> = state.kinds.iter().filter(|(kind, _)| is_listed(kind)).collect();
+        if let Some(why) = listed.iter().find_map(|(kind, pass)| pass.why(kind)) {
             return Some(why);
         }
-        let begun = state.kinds.values().any(|pass| pass.labelled);
-        let names: Vec<String> = state.kinds.keys().cloned().collect();
+        let begun = listed.iter().any(|(_, pass)| pass.labelled);
+        let names: Vec<&str> = listed.iter().map(|(kind, _)| kind.as_str()).collect();
+        let left = begun.then(|| unlabelled(&names));
         drop(state);
-        begun.then(|| format!("not all objects of these kinds are labelled yet: {}", names.join(", ")))
+        left
+    }
+
+    /// How far the kinds of a root are labelled.
+    fn coverage(&self, config: &ShardingConfig, root: &Root) -> LabelCoverage {
+        let (name, resources) = (full_name(config), named_resources(root));
+        let mut state = lock(&self.0);
+        let was_established = was_established(config) || state.established.get(&name) == Some(&resources);
+        let named = state.named.as_ref().and_then(|named| named.roots.get(&name));
+        let Some(named) = named.filter(|named| named.resources == resources) else {
+            let gap = (!was_established).then(|| LabelGap::InProgress("labelling has only begun".to_owned()));
+            return LabelCoverage { established: was_established, gap, needed: Vec::new() };
+        };
+        let needed = named.kinds.values().flatten().cloned().collect();
+        let gap = state.gap(&named.kinds, was_established);
+        let established = was_established || gap.is_none();
+        if established {
+            state.established.insert(name, resources);
+        }
+        drop(state);
+        LabelCoverage { established, gap, needed }
+    }
+
+    /// Publishes what roots name.
+    pub(super) fn name(&self, named: Named) {
+        let mut state = lock(&self.0);
+        state.established.retain(|root, _| named.roots.contains_key(root));
+        state.named = Some(named);
+    }
+
+    /// Kinds of which something cannot be seen or labelled.
+    pub(super) fn failing(&self) -> BTreeSet<String> {
+        let state = lock(&self.0);
+        let failing = state.kinds.iter().filter(|(kind, pass)| pass.why(kind).is_some());
+        let failing = failing.map(|(kind, _)| kind.clone()).collect();
+        drop(state);
+        failing
+    }
+
+    /// Whether only roots name the kind.
+    pub(super) fn is_only_named(&self, kind: &str) -> bool {
+        lock(&self.0).named.as_ref().is_some_and(|named| named.only.contains(kind))
     }
 
     /// Why some objects may lack a label; none where all have all.
@@ -138,10 +237,35 @@ impl State {
             (None, None) => Some("it has only begun".to_owned()),
             (None, Some(Ok(()))) => None,
         };
+        let mut missing = self.named.iter().flat_map(|named| named.missing.values());
+        let wrong = wrong.or_else(|| Some(format!("the manager may not {}", missing.next()?.text())));
         let names = || self.kinds.keys().cloned().collect::<Vec<_>>().join(", ");
         let left = || (!self.kinds.is_empty()).then(|| format!("not gone through yet: {}", names()));
         wrong.or_else(|| self.kinds.iter().find_map(|(kind, pass)| pass.why(kind))).or_else(left)
     }
+
+    /// Why objects of these kinds may lack labels. Where all had them once, a kind that is gone through again counts as
+    /// labelled until an object is found that lacks one.
+    fn gap(&self, kinds: &RootKinds, was_established: bool) -> Option<LabelGap> {
+        let missing = self.named.iter().flat_map(|named| &named.missing);
+        let missing: Vec<MissingRule> =
+            missing.filter(|(kind, _)| kinds.contains_key(*kind)).map(|(_, rule)| rule.clone()).collect();
+        if !missing.is_empty() {
+            return Some(LabelGap::Forbidden(missing));
+        }
+        let pass = |kind: &String| self.kinds.get(kind);
+        if let Some(why) = kinds.keys().find_map(|kind| pass(kind)?.why(kind)) {
+            return Some(LabelGap::Failed(why));
+        }
+        let open: Vec<&str> =
+            kinds.keys().filter(|kind| !self.finished.contains_key(*kind)).map(String::as_str).collect();
+        let is_missed = !was_established || kinds.keys().filter_map(pass).any(|pass| pass.labelled);
+        (!open.is_empty() && is_missed).then(|| LabelGap::InProgress(unlabelled(&open)))
+    }
+}
+
+fn unlabelled(kinds: &[&str]) -> String {
+    format!("not all objects of these kinds are labelled yet: {}", kinds.join(", "))
 }
 
 impl Pass {
@@ -185,6 +309,7 @@ impl KindProgress {
         let by = {
             let mut state = lock(&progress.0);
             state.begun += 1;
+            state.finished.remove(&kind);
             state.begun
         };
         let mut this = Self { gauge, progress, kind, by, is_set: false };
@@ -206,10 +331,14 @@ impl KindProgress {
                 let pass = Pass { by: self.by, ..Pass::default() };
                 state.kinds.insert(self.kind.clone(), pass);
             }
+            if state.finished.get(&self.kind) == Some(&self.by) {
+                state.finished.remove(&self.kind);
+            }
         } else {
             self.gauge.dec();
             if state.kinds.get(&self.kind).is_some_and(|pass| pass.by == self.by) {
                 state.kinds.remove(&self.kind);
+                state.finished.insert(self.kind.clone(), self.by);
             }
         }
         true
@@ -247,103 +376,20 @@ impl KindProgress {
 }
 
 impl Drop for KindProgress {
+    /// The kind is neither unfinished nor finished any more.
     fn drop(&mut self) {
-        self.set(false);
+        if self.is_set {
+            self.gauge.dec();
+        }
+        let mut state = lock(&self.progress.0);
+        if state.kinds.get(&self.kind).is_some_and(|pass| pass.by == self.by) {
+            state.kinds.remove(&self.kind);
+        }
+        if state.finished.get(&self.kind) == Some(&self.by) {
+            state.finished.remove(&self.kind);
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unlabelled_kinds_are_reported_until_their_pass_ends() {
-        let (gauge, progress) = (Gauge::default(), Progress::default());
-        let begin = |kind| KindProgress::new(&gauge, &progress, kind);
-        let (mut pods, maps) = (begin("pods"), begin("configmaps"));
-        assert_eq!((progress.left(), gauge.get()), (None, 2), "nothing lacked any");
-        maps.labelled();
-        let left = progress.left().unwrap();
-        assert!(left.ends_with(": configmaps, pods"), "{left}");
-        drop(maps);
-        assert_eq!((progress.left(), gauge.get()), (None, 1));
-        pods.labelled();
-        assert!(progress.left().is_some_and(|left| left.ends_with(": pods")));
-        assert!(pods.set(false) && !pods.set(false));
-        assert_eq!((progress.left(), gauge.get()), (None, 0));
-    }
-
-    #[test]
-    fn all_kinds_and_admission_must_be_finished() {
-        let (gauge, progress) = (Gauge::default(), Progress::default());
-        let list = ListProgress::new(&gauge, &progress);
-        let mut pods = KindProgress::new(&gauge, &progress, "pods");
-        let unfinished = || progress.unfinished().unwrap_or_default();
-        assert_eq!(unfinished(), "it has only begun", "no kind is known yet");
-        progress.at_once(Err("forbidden".to_owned()));
-        assert!(unfinished().ends_with("forbidden"));
-        progress.at_once(Ok(()));
-        assert_eq!(unfinished(), "not gone through yet: pods");
-        assert_eq!(progress.left(), None, "nothing lacks what shards go by");
-        pods.set(false);
-        assert_eq!(progress.unfinished(), None);
-        list.report(Some("bad".to_owned()));
-        assert!(unfinished().ends_with(": bad"));
-        list.report(None);
-        pods.failed("gone wrong");
-        assert!(unfinished().contains("gone wrong"));
-    }
-
-    #[test]
-    fn a_late_pass_does_not_end_its_successor() {
-        let (gauge, progress) = (Gauge::default(), Progress::default());
-        progress.at_once(Ok(()));
-        let old = KindProgress::new(&gauge, &progress, "pods");
-        let new = KindProgress::new(&gauge, &progress, "pods");
-        drop(old);
-        assert!(progress.unfinished().is_some());
-        drop(new);
-        assert_eq!((progress.unfinished(), gauge.get()), (None, 0));
-    }
-
-    #[test]
-    fn failures_are_reported_also_after_a_pass() {
-        let (gauge, progress) = (Gauge::default(), Progress::default());
-        let mut pods = KindProgress::new(&gauge, &progress, "pods");
-        pods.set(false);
-        pods.failed("forbidden");
-        pods.failed("another reason");
-        let left = progress.left().unwrap();
-        let why = "the objects of pods cannot all be labelled, and are tried again: forbidden";
-        assert_eq!((left.as_str(), pods.why().as_deref()), (why, Some(why)));
-        assert_eq!(gauge.get(), 1);
-        pods.set(false);
-        assert_eq!((progress.left(), gauge.get()), (None, 0));
-    }
-
-    #[test]
-    fn an_unwatchable_kind_is_reported_until_it_is_watched() {
-        let (gauge, progress) = (Gauge::default(), Progress::default());
-        let mut pods = KindProgress::new(&gauge, &progress, "pods");
-        pods.set(false);
-        pods.unseen(Some("forbidden"));
-        let why = Some("the objects of pods cannot be seen: forbidden".to_owned());
-        assert_eq!((progress.left(), pods.why(), gauge.get()), (why.clone(), why, 1));
-        pods.unseen(None);
-        assert_eq!((progress.left(), pods.why()), (None, None));
-    }
-
-    #[test]
-    fn problems_of_the_list_are_reported_once() {
-        let (gauge, progress) = (Gauge::default(), Progress::default());
-        let list = ListProgress::new(&gauge, &progress);
-        assert!(!list.report(None));
-        assert!(list.report(Some("bad".to_owned())) && !list.report(Some("bad".to_owned())));
-        assert!(list.report(Some("worse".to_owned())));
-        assert_eq!(gauge.get(), 1);
-        let left = progress.left().unwrap();
-        assert!(left.ends_with("can be labelled: worse"), "{left}");
-        drop(list);
-        assert_eq!((progress.left(), gauge.get()), (None, 0), "another replica reads it now");
-    }
-}
+mod tests;

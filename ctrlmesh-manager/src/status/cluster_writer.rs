@@ -15,7 +15,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::{Event, EventType};
 use kube::{Api, Client, Resource as _};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -23,8 +23,10 @@ use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
 use crate::cluster::backoff::Backoff;
+use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::plan::{Plan, Plans};
 use crate::ownership::fence_state::FenceStates;
+use crate::rules::label_coverage::{self, LabelCoverages};
 use crate::rules::pod::PodName;
 use crate::status::compute::{Contact, Unlabelled};
 
@@ -52,11 +54,12 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Events that may wait; more are dropped.
 const EVENTS: usize = 1000;
 
-pub struct ClusterWriter<Contacts, Left, MayWrite> {
+pub struct ClusterWriter<Contacts, Labels, MayWrite> {
     pub client: Client,
-    pub recorder: Recorder,
+    pub recorder: EventRecorder,
     pub contacts: Contacts,
-    pub unlabelled: Left,
+    /// What is wrong with labels, and how far those of these ShardingConfigs are.
+    pub labels: Labels,
     pub fences: FenceStates,
     /// Whether this replica leads now.
     pub may_write: MayWrite,
@@ -74,10 +77,10 @@ enum WriteError {
 
 type StatusEvents = (Box<ShardingConfig>, Vec<EventNote>);
 
-impl<Contacts, Left, MayWrite> ClusterWriter<Contacts, Left, MayWrite>
+impl<Contacts, Labels, MayWrite> ClusterWriter<Contacts, Labels, MayWrite>
 where
     Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>> + Send + Sync,
-    Left: Fn() -> Option<Unlabelled> + Send + Sync,
+    Labels: Fn(&[ShardingConfig]) -> (Option<Unlabelled>, LabelCoverages) + Send + Sync,
     MayWrite: Fn() -> bool + Send + Sync,
 {
     /// Writes until the plans end.
@@ -130,9 +133,9 @@ where
 
     /// Decides what to write if something is new; returns whether it did.
     fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
-        let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
-        let fences = Arc::clone(&self.fences.borrow());
-        let observed = Observations { contacts, unlabelled, fences, new_leader: since.elapsed() < NEW_LEADER };
+        let (contacts, (unlabelled, coverages)) = ((self.contacts)(), (self.labels)(&plan.snapshot.configs));
+        let (fences, new_leader) = (Arc::clone(&self.fences.borrow()), since.elapsed() < NEW_LEADER);
+        let observed = Observations { contacts, unlabelled, fences, coverages, new_leader };
         let now = Instant::now();
         let needs_decision = queue.needs_decision(&plan, &observed, now);
         if needs_decision {
@@ -218,7 +221,7 @@ where
         let event = Event {
             type_: if *warning { EventType::Warning } else { EventType::Normal },
             reason: reason.clone(),
-            note: Some(message.chars().take(1000).collect()),
+            note: Some(message.chars().take(label_coverage::NOTE_BYTES).collect()),
             action: "Reconcile".to_owned(),
             secondary: None,
         };

@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ctrlmesh_common::api::{PodStatus, RootStatus, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::names::label;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
 use crate::rules::compile::{CompiledPolicy, Record};
+use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::pod::{Member, PodName};
 
 mod fenced;
@@ -50,8 +52,11 @@ pub struct StatusInputs<'a> {
     pub contacts: &'a BTreeMap<PodName, Contact>,
     /// What blocks a root's shards, by `NAMESPACE/NAME` of the root.
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
+    /// Of what the list of kinds names, and of a running migration.
     pub unlabelled: Option<&'a Unlabelled>,
     pub fences: &'a States,
+    /// Of what roots name.
+    pub coverages: &'a LabelCoverages,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
     pub now: Timestamp,
@@ -129,12 +134,14 @@ pub fn of(
     }
     let accepted = accepted(config, &full_name, plan);
     let programmed = programmed(config, record.or(root_record), &all, inputs);
-    let degraded = degraded(&full_name, record, &all, plan, inputs);
+    let coverage = inputs.coverages.of(if is_root { &full_name } else { root.as_deref().unwrap_or_default() });
+    let degraded = degraded(&full_name, record, &all, plan, inputs, coverage);
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
     let fenced = fenced::of(config, &full_name, &before.conditions, inputs.fences);
-    let conditions = conditions.into_iter().chain(fenced.map(|finding| (fenced::FENCED, finding)));
-    status.conditions =
-        conditions.map(|(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now)).collect();
+    let labelled = coverage.filter(|_| is_root).map(|coverage| (label_coverage::CONDITION, labelled(coverage)));
+    let conditions = conditions.into_iter().chain(labelled).chain(fenced.map(|finding| (fenced::FENCED, finding)));
+    let condition = |(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now);
+    status.conditions = conditions.map(condition).collect();
     status
 }
 
@@ -236,6 +243,7 @@ fn degraded(
     pods: &[(&Member, &CompiledPolicy)],
     plan: &Plan,
     inputs: StatusInputs<'_>,
+    coverage: Option<&LabelCoverage>,
 ) -> Finding {
     let refused = pods.iter().find_map(|(member, _)| {
         let reason = inputs.contacts.get(&member.name)?.refused.as_ref()?;
@@ -267,11 +275,41 @@ fn degraded(
             let message = format!("no pod is of {names}: their objects are reconciled by nobody");
             finding(true, "ShardsWithoutPods", message)
         }
-        _ => match inputs.unlabelled {
-            Some(Unlabelled::Some(message)) => finding(true, "Unlabelled", message),
-            Some(Unlabelled::Beside(message)) => finding(false, "Relabelling", message),
-            None => finding(false, "AsExpected", "nothing is wrong"),
-        },
+        _ => unlabelled(inputs.unlabelled, coverage),
+    }
+}
+
+/// What is wrong with labels. A root, and its shards, go by the kinds that it names, and others by the list of kinds.
+fn unlabelled(listed: Option<&Unlabelled>, coverage: Option<&LabelCoverage>) -> Finding {
+    let gap = coverage.and_then(|coverage| coverage.gap.as_ref());
+    match (gap, listed) {
+        (Some(LabelGap::Forbidden(rules)), _) => finding(true, "LabelsForbidden", forbidden(rules)),
+        (Some(LabelGap::InProgress(message)), _) => finding(true, "Labelling", message),
+        (Some(LabelGap::Failed(message)), _) | (None, Some(Unlabelled::Some(message)))
+            if gap.is_some() || coverage.is_none() =>
+        {
+            finding(true, "Unlabelled", message)
+        }
+        (_, Some(Unlabelled::Beside(message))) => finding(false, "Relabelling", message),
+        _ => finding(false, "AsExpected", "nothing is wrong"),
+    }
+}
+
+fn forbidden(rules: &[MissingRule]) -> String {
+    let rules: Vec<String> = rules.iter().map(MissingRule::text).collect();
+    format!(
+        "the manager may not {}: no ClusterRole with label {}: \"true\" allows it; an event has the YAML to apply",
+        listed(&rules, "; "),
+        label::AGGREGATE_TO_LABELS
+    )
+}
+
+/// Whether every object of a root's kinds has had its labels once. It stays true where one lacks them later.
+fn labelled(coverage: &LabelCoverage) -> Finding {
+    if coverage.permits_grants() {
+        finding(true, "Complete", "every object of the kinds that the root names has had its labels")
+    } else {
+        Finding { holds: false, ..unlabelled(None, Some(coverage)) }
     }
 }
 

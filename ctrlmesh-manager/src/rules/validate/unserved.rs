@@ -39,7 +39,7 @@ pub(super) fn check_labelled(
             report.warning(
                 field,
                 format!(
-                    "{resource:?} of apiGroup {group:?} is not listed in ConfigMap `{}`: what nobody labels belongs to no shard",
+                    "{resource:?} of apiGroup {group:?} is labelled by nobody, and belongs to no shard: no root names it, and ConfigMap `{}` does not list it, or it cannot be listed, watched and patched",
                     resource_list::NAME
                 ),
             );

@@ -3,7 +3,6 @@ use std::sync::Mutex;
 
 use http::{Method, Request, Response};
 use kube::client::Body;
-use kube::runtime::events::Recorder;
 use tokio::sync::watch;
 
 use super::*;
@@ -35,9 +34,9 @@ fn planned(selector: &str, pods: usize) -> Plan {
 fn written_by(client: Client, may_write: bool, plan: Plan) -> (watch::Sender<Option<Arc<Plan>>>, Drain) {
     let control = ClusterWriter {
         client: client.clone(),
-        recorder: Recorder::new(client, "test".into()),
+        recorder: EventRecorder::new(client, "test".into()),
         contacts: Arc::default,
-        unlabelled: || None,
+        labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
         fences: watch::Sender::default().subscribe(),
         may_write: move || may_write,
     };

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
+use crate::rules::label_coverage::{self, LabelCoverages};
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard;
 use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
@@ -49,6 +50,8 @@ pub struct Observations {
     pub contacts: Arc<BTreeMap<PodName, Contact>>,
     pub unlabelled: Option<Unlabelled>,
     pub fences: Arc<States>,
+    /// Of what roots name.
+    pub coverages: LabelCoverages,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
 }
@@ -61,13 +64,14 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
     writes.extend(labels(plan));
     let unlabelled = observed.unlabelled.as_ref();
     let (contacts, new_leader) = (&observed.contacts, observed.new_leader);
-    let inputs =
-        StatusInputs { contacts, conflicts: &conflicts, unlabelled, fences: &observed.fences, new_leader, now };
+    let (coverages, fences) = (&observed.coverages, &*observed.fences);
+    let inputs = StatusInputs { contacts, conflicts: &conflicts, unlabelled, coverages, fences, new_leader, now };
     let index = PlanIndex::of(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
         let status = compute::of(config, plan, &index, inputs);
         if config.status.as_ref() != Some(&status) {
-            let events = events(config.status.as_ref(), &status);
+            let mut events = events(config.status.as_ref(), &status);
+            events.extend(proposed_roles(config, &events, coverages));
             let before = config.status.as_ref().and_then(|before| before.epoch);
             let is_awaited = status.epoch != before;
             let config = Box::new(ShardingConfig { status: Some(status), ..config.clone() });
@@ -148,28 +152,40 @@ fn labels(plan: &Plan) -> Vec<Write> {
     plan.snapshot.members.iter().filter_map(label).collect()
 }
 
-/// What got worse, and what recovered.
+/// What got worse, what is wrong for another reason now, and what recovered. That objects are being labelled is no
+/// event, and neither is an acknowledgement that is missing.
 fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -> Vec<EventNote> {
     let before = before.map_or(&[][..], |status| status.conditions.as_slice());
-    let events = after.conditions.iter().filter_map(|condition| {
+    let mut events: Vec<EventNote> = Vec::new();
+    for condition in &after.conditions {
         let was = before.iter().find(|one| one.type_ == condition.type_);
         let bad = is_bad(condition);
-        let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
-        let reported = match condition.type_.as_str() {
-            // Missing acknowledgements are no event; that all have come is one.
-            "Programmed" => condition.status == "True",
+        let says_other = |was: &Condition| was.reason != condition.reason || was.message != condition.message;
+        let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && says_other(was));
+        let passes = match condition.type_.as_str() {
+            "Programmed" => bad,
             // Nor is a fence that is being built.
-            "Fenced" => was.is_some() || condition.reason == "Unsupported",
-            _ => true,
+            "Fenced" => was.is_none() && condition.reason != "Unsupported",
+            _ => bad && condition.reason == "Labelling",
         };
-        let reported = changed && reported;
-        reported.then(|| EventNote {
-            warning: bad,
-            reason: condition.reason.clone(),
-            message: condition.message.clone(),
-        })
-    });
-    events.collect()
+        // Two conditions may have one reason.
+        let is_told = events.iter().any(|event| event.message == condition.message);
+        if changed && !passes && !is_told {
+            let (reason, message) = (condition.reason.clone(), condition.message.clone());
+            events.push(EventNote { warning: bad, reason, message });
+        }
+    }
+    events
+}
+
+/// Events with the roles that let the manager label what a root names, where an event says that it may not.
+fn proposed_roles(root: &ShardingConfig, events: &[EventNote], coverages: &LabelCoverages) -> Vec<EventNote> {
+    let is_forbidden = events.iter().any(|event| event.reason == "LabelsForbidden");
+    let coverage = coverages.of(&full_name(root)).filter(|_| is_forbidden);
+    let needed = coverage.map_or(&[][..], |coverage| &coverage.needed);
+    let name = format!("ctrlmesh-labels:{}", full_name(root).replace('/', ":"));
+    let role = |message| EventNote { warning: true, reason: "ApplyClusterRole".to_owned(), message };
+    label_coverage::cluster_roles(&name, needed).into_iter().map(role).collect()
 }
 
 fn is_bad(condition: &Condition) -> bool {

@@ -1,9 +1,12 @@
+use std::sync::LazyLock;
+
 use ctrlmesh_common::policy::Policy;
 use regex::Regex;
 
 use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
+use crate::rules::label_coverage::KindName;
 
 const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
     metadata: {name: root, namespace: ops, generation: 4}\n\
@@ -31,7 +34,9 @@ fn at(second: i64) -> Timestamp {
 fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
     static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
     static FENCES: States = States::new();
-    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, fences: &FENCES, new_leader: false, now: at(now) }
+    static UNKNOWN: LazyLock<LabelCoverages> = LazyLock::new(LabelCoverages::default);
+    let (coverages, fences) = (&*UNKNOWN, &FENCES);
+    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, coverages, fences, new_leader: false, now: at(now) }
 }
 
 fn name(pod: &str) -> PodName {
@@ -273,6 +278,29 @@ fn relabelling_is_reported_if_nothing_worse_is() {
 }
 
 #[test]
+fn a_root_goes_by_the_kinds_that_it_names() {
+    let plan = plan(&(ROOT.to_owned() + &pod("op-0") + &pod("op-1")));
+    let (none, listed) = (BTreeMap::new(), Unlabelled::Some("of the list".to_owned()));
+    let summary = |established, gap| {
+        let coverage = LabelCoverage { established, gap, needed: Vec::new() };
+        let coverages = LabelCoverages::from_iter([("ops/root".to_owned(), coverage)]);
+        let inputs = StatusInputs { unlabelled: Some(&listed), coverages: &coverages, ..inputs(&none, 1) };
+        let status = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
+        assert_eq!(status.conditions.len(), 4);
+        summary(&status)[2..].to_vec()
+    };
+    assert_eq!(summary(true, None), ["Degraded=False AsExpected", "Labelled=True Complete"]);
+    let going = || Some(LabelGap::InProgress("x".to_owned()));
+    assert_eq!(summary(false, going()), ["Degraded=True Labelling", "Labelled=False Labelling"]);
+    assert_eq!(summary(true, going()), ["Degraded=True Labelling", "Labelled=True Complete"]);
+    let failed = Some(LabelGap::Failed("x".to_owned()));
+    assert_eq!(summary(false, failed), ["Degraded=True Unlabelled", "Labelled=False Unlabelled"]);
+    let kind = KindName { group: "apps".to_owned(), resource: "deployments".to_owned() };
+    let forbidden = Some(LabelGap::Forbidden(vec![MissingRule { kind, verbs: vec!["watch", "patch"] }]));
+    assert_eq!(summary(false, forbidden), ["Degraded=True LabelsForbidden", "Labelled=False LabelsForbidden"]);
+}
+
+#[test]
 fn a_pods_last_contact_is_not_that_of_its_successor() {
     let created_at = |second: i64| {
         let time = Time(at(second));
@@ -313,8 +341,11 @@ fn the_docs_list_every_reason_in_the_order_of_precedence() {
     let docs = include_str!("../../../../docs/sharding-config.md");
     let row = Regex::new(r"(?m)^\| `(\w+)` \| (?:True|False) \| `(\w+)` \|").unwrap();
     let rows: Vec<_> = row.captures_iter(docs).map(|row| row.extract::<2>().1).collect();
-    for (condition, function) in [("Accepted", "accepted"), ("Programmed", "programmed"), ("Degraded", "degraded")] {
+    let all: [(&str, &[&str]); 3] =
+        [("Accepted", &["accepted"]), ("Programmed", &["programmed"]), ("Degraded", &["degraded", "unlabelled"])];
+    for (condition, functions) in all {
         let listed = rows.iter().filter(|row| row[0] == condition).map(|row| row[1].to_owned());
-        assert_eq!(listed.collect::<Vec<_>>(), reasons(function), "{condition}");
+        let given: Vec<String> = functions.iter().flat_map(|function| reasons(function)).collect();
+        assert_eq!(listed.collect::<Vec<_>>(), given, "{condition}");
     }
 }

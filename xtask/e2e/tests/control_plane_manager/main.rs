@@ -10,6 +10,7 @@ mod definitions;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod migration;
+mod named;
 mod selectors;
 mod shards;
 mod unlabelled;

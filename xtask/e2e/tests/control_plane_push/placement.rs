@@ -38,7 +38,8 @@ fn root() -> ShardingConfig {
     let auto = json!({"shardingSize": SHARDS, "everyShardReplicas": 1});
     serde_json::from_value(json!({
         "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "root"},
-        "spec": {"root": {"prefix": "op", "targetDeployment": "op", "auto": auto}},
+        "spec": {"root": {"prefix": "op", "targetDeployment": "op", "auto": auto,
+            "resourceSelector": [{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}]}]}},
     }))
     .unwrap()
 }

@@ -3,6 +3,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
+use crate::rules::label_coverage::{KindName, LabelCoverage, LabelGap, MissingRule};
 
 const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: op, namespace: ops, uid: '1'}\n\
     spec: {root: {disable: true, prefix: r, targetStatefulSet: op}}\n---\n";
@@ -127,4 +128,31 @@ fn a_fence_that_is_lost_or_cannot_be_is_an_event() {
     assert_eq!(reported(Some("Fenced=True Enforced"), "Fenced=False NotProved"), ["Warning NotProved"]);
     assert_eq!(reported(None, "Fenced=False Unsupported"), ["Warning Unsupported"]);
     assert_eq!(reported(Some("Fenced=True Enforced"), "Fenced=False Off"), nothing, "somebody wanted it");
+}
+
+#[test]
+fn an_event_proposes_the_role_that_is_missing() {
+    let kind = KindName { group: "apps".to_owned(), resource: "deployments".to_owned() };
+    let forbidden = LabelGap::Forbidden(vec![MissingRule { kind: kind.clone(), verbs: vec!["patch"] }]);
+    let coverage = LabelCoverage { established: false, gap: Some(forbidden), needed: vec![kind] };
+    let coverages = LabelCoverages::from_iter([("ops/a".to_owned(), coverage)]);
+    let mut root = ShardingConfig::new("a", ctrlmesh_common::api::ShardingConfigSpec::default());
+    root.metadata.namespace = Some("ops".to_owned());
+    let said = |conditions: &[&str]| events(None, &status(conditions));
+    let both = said(&["Degraded=True LabelsForbidden", "Labelled=False LabelsForbidden"]);
+    assert_eq!(both.len(), 1, "it is said once: {both:?}");
+    let proposed = proposed_roles(&root, &both, &coverages);
+    let [role] = &proposed[..] else { panic!("{proposed:?}") };
+    assert!(role.message.contains("name: ctrlmesh-labels:ops:a") && role.message.contains("[deployments]"));
+    assert!(proposed_roles(&root, &said(&["Degraded=True Unlabelled"]), &coverages).is_empty());
+    assert!(said(&["Degraded=True Labelling"]).is_empty());
+}
+
+#[test]
+fn another_message_is_another_event() {
+    let mut before = status(&["Degraded=True ShardsWithoutPods"]);
+    let after = before.clone();
+    before.conditions[0].message = "no pod is of a".to_owned();
+    assert_eq!(events(Some(&before), &after).len(), 1);
+    assert!(events(Some(&after), &after).is_empty());
 }

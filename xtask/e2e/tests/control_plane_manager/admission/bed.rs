@@ -126,11 +126,17 @@ pub(crate) async fn operator(client: &Client, prefix: &str) -> Result<String> {
     let namespace = PLANE.namespace(prefix).await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);
     create(&accounts, json!({"metadata": {"name": "default"}})).await?;
-    let root = json!({"metadata": {"name": "root"}, "spec": {"root": {"prefix": "op", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1}}}});
+    let root = json!({"metadata": {"name": "root"}, "spec": {"root": {"prefix": "op", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1},
+        "resourceSelector": config_maps()}}});
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
     create(&configs, root).await?;
     retry(|| async { configs.get("op-2-normal").await }).await?;
     Ok(namespace)
+}
+
+/// What roots divide here: a kind that is listed anyway.
+pub(crate) fn config_maps() -> Value {
+    json!([{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}]}])
 }
 
 pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T>) -> Result<String> {

@@ -106,7 +106,7 @@ async fn deployment_pods_get_shards_and_a_rollout_keeps_each_filled() -> Result<
     create(&accounts, json!({"metadata": {"name": "default"}})).await?;
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
     let root = json!({"metadata": {"name": "root"}, "spec": {"root": {"prefix": "op", "targetDeployment": "op",
-        "auto": {"shardingSize": 2, "everyShardReplicas": 2}}}});
+        "auto": {"shardingSize": 2, "everyShardReplicas": 2}, "resourceSelector": config_maps()}}});
     create(&configs, root).await?;
     retry(|| async { configs.get("op-2-normal").await }).await?;
     let pods: Api<Pod> = Api::namespaced(client, &namespace);

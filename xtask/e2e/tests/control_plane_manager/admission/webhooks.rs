@@ -58,14 +58,15 @@ async fn what_is_limited_by_labels_that_nobody_gives_is_a_warning() -> Result<()
     let client = managed().await?;
     let namespace = PLANE.namespace("labelled").await?;
     let path = format!("/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{namespace}/shardingconfigs");
-    let root = json!({
-        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "root"},
-        "spec": {"root": {"prefix": "op", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1},
-            "resourceSelector": [{"relateResources": [{"apiGroups": [""], "resources": ["configmaps", "secrets"]}]}]}},
+    let shard = json!({
+        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "shard"},
+        "spec": {"selector": {"matchLabels": {"app": "op"}}, "limits": [{
+            "relateResources": [{"apiGroups": [""], "resources": ["configmaps", "secrets"]}],
+            "selector": {"matchLabels": {label::NAMESPACE: "shop"}}}]},
     });
     // The list of kinds is not waited for when the manager starts.
     retry(|| async {
-        let warnings = warnings(&client, &path, &root).await?;
+        let warnings = warnings(&client, &path, &shard).await?;
         let [one] = warnings.as_slice() else { anyhow::bail!("{warnings:?}") };
         ensure!(one.contains("resources[1]") && one.contains("ctrlmesh-sharding-resource"), "{one}");
         Ok(())
@@ -80,7 +81,8 @@ async fn the_shards_of_a_root_may_trade_their_hashes() -> Result<()> {
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
     let hashes = |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
     let spec = |first: u8, second: u8| {
-        json!({"spec": {"controller": {"leaderElectionName": "op"}, "root": {"prefix": "op", "targetStatefulSet": "op", "manual": [
+        json!({"spec": {"controller": {"leaderElectionName": "op"}, "root": {"prefix": "op", "targetStatefulSet": "op",
+            "resourceSelector": config_maps(), "manual": [
             {"id": first, "hashes": hashes(0..16)}, {"id": second, "hashes": hashes(16..32)}]}}})
     };
     let mut root = spec(1, 2);

@@ -7,8 +7,10 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_manager::cluster::cache::Cache;
+use ctrlmesh_manager::cluster::event_recorder::EventRecorder;
 use ctrlmesh_manager::cluster::plan::{self, Plans};
 use ctrlmesh_manager::drain::Drain;
+use ctrlmesh_manager::rules::label_coverage::LabelCoverages;
 use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_manager::rules::shard::Labelling;
 use ctrlmesh_manager::status::cluster_writer::ClusterWriter;
@@ -18,7 +20,6 @@ use ctrlmesh_testbed::{ControlPlane, Options, retry};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::events::Recorder;
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -63,8 +64,8 @@ async fn manage() -> Result<()> {
     let plans = plan::start(cache, &drain);
     let control = ClusterWriter {
         client: client.clone(),
-        recorder: Recorder::new(client, "ctrlmesh-manager".into()),
-        unlabelled: || None,
+        recorder: EventRecorder::new(client, "ctrlmesh-manager".into()),
+        labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
         fences: tokio::sync::watch::Sender::default().subscribe(),
         contacts: || Arc::new(lock(&CONTACTS).clone()),
         may_write: || true,
