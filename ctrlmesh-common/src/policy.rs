@@ -42,6 +42,10 @@ pub struct Policy {
     /// Which objects of the limited kinds the pod may write. Absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    /// Whether the pod's containers are ended before a policy comes into force that takes objects away. Only the node's
+    /// proxy can do that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restart_on_loss: bool,
     /// The proxy that takes the pod's connections.
     #[serde(default, skip_serializing_if = "Redirect::is_to_node")]
     pub redirect: Redirect,

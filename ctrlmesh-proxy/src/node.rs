@@ -11,6 +11,7 @@ mod enrolled_pod;
 mod cgroup_watch;
 mod error;
 mod heartbeat;
+mod restart;
 mod reconciler;
 mod api_client;
 mod removal;

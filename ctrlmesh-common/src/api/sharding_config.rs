@@ -204,6 +204,20 @@ pub struct Root {
     /// Absent: `Proxy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<FenceMode>,
+    /// What happens to a replica that loses objects: with `Splice` its watches show them as deleted, with `Restart` the
+    /// node's proxy restarts its containers instead. A proxy inside the pod cannot restart, and splices. Default
+    /// `Splice`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_loss: Option<OnLoss>,
+}
+
+/// What happens to a replica that loses objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnLoss {
+    /// It sees them deleted.
+    Splice,
+    /// Its containers are restarted.
+    Restart,
 }
 
 /// Who refuses writes to objects that a pod's shard does not own: `Off` nobody, `Proxy` the pod's proxy, `Server` also

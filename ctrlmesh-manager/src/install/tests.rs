@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE};
 
 /// What a node's proxy needs.
-const CAPABILITIES: [&str; 3] = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
+const CAPABILITIES: [&str; 4] = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "KILL"];
 
 /// All objects of a kustomization, nested ones included.
 fn named_in(folder: &Path) -> Vec<Value> {

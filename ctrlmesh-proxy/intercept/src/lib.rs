@@ -18,8 +18,7 @@ pub mod command;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use error::Error;
-pub use host::cgroup;
-pub use host::namespaces;
+pub use host::{cgroup, containers, namespaces};
 pub use interceptor::Interceptor;
 pub use interceptor::attach::{Attach, Heartbeat, ListenerCheck, Options};
 pub use interceptor::serve::HeartbeatWriter;

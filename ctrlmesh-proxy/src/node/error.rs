@@ -3,6 +3,7 @@
 use std::io;
 
 use thiserror::Error;
+use tracing::warn;
 
 use super::pod_list::PodsError;
 use crate::policy::LoadError;
@@ -38,4 +39,10 @@ pub(super) enum NotServed {
     Untold,
     #[error("be told which of its containers is its proxy")]
     NoSidecar,
+    #[error("end its containers, which hold objects that its policy takes away")]
+    Ending,
+}
+
+pub(super) fn warn_of(doing: &'static str) -> impl FnOnce(&ctrlmesh_intercept::Error) {
+    move |error| warn!(error = error as &dyn std::error::Error, doing, "the kernel does not let us")
 }

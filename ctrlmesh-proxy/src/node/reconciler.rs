@@ -19,11 +19,12 @@ use tracing::{info, warn};
 
 use super::cgroup_watch::CgroupWatch;
 use super::enrolled_pod::{Complaint, EnrolledPod, NodeServing, Serving};
-use super::error::{NodeError, NotServed};
+use super::error::{NodeError, NotServed, warn_of};
 use super::heartbeat::HeartbeatThread;
 use super::network::{self, InheritedListener, NetworkId, Networks};
 use super::pod_list::{CgroupLocation, Pod, ServedBy};
 use super::pod_source::{PodSource, Source};
+use super::restart::Restart;
 use crate::metrics::Metrics;
 use crate::net::accept::{Acceptor, PodSlot};
 use crate::policy;
@@ -336,6 +337,8 @@ impl Reconciler {
     ) -> Result<(), NotServed> {
         let (policy, publish) = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
+        let cgroup = self.pods.get(&pod.name).map(|enrolled| enrolled.cgroup.path.clone());
+        let policy = Restart::new(pod, cgroup, &history, &self.metrics).follow(policy, &self.drain, gone)?;
         let served = ServedPod::new(policy, history, Some(gone.clone()));
         served.settle(self.write_drain_timeout, publish, &self.drain);
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
@@ -393,8 +396,4 @@ impl Reconciler {
             warn!(pod = %name, error, "pod cannot be served yet");
         }
     }
-}
-
-fn warn_of(doing: &'static str) -> impl FnOnce(&ctrlmesh_intercept::Error) {
-    move |error| warn!(error = error as &dyn std::error::Error, doing, "the kernel does not let us")
 }

@@ -117,6 +117,18 @@ impl History {
         self.in_force(&Arc::default()).reads.answered_all();
     }
 
+    /// Whether a client may have read under a policy that is `held`.
+    pub fn has_past(&self, held: impl Fn(&Policy) -> bool) -> bool {
+        self.remembered().policies.iter().any(|past| held(past))
+    }
+
+    /// Forgets all policies: every process that read under them has ended.
+    pub fn forget_readers(&self) {
+        let mut remembered = self.remembered();
+        *remembered = PastPolicies::default();
+        self.write_down(&remembered);
+    }
+
     /// The policies under which a client may have read a resource up to `version`, without `now` and those that limit
     /// the resource in the same way.
     ///

@@ -26,6 +26,7 @@ mod pins;
 mod privilege;
 mod redirect;
 mod relays;
+mod restart;
 mod slots;
 mod sockets;
 mod uninstall;

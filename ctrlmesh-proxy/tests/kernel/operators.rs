@@ -27,7 +27,6 @@ pub(crate) struct Node {
 
 /// An operator's process.
 pub(crate) struct Operator {
-    #[expect(dead_code, reason = "held: the process ends with it")]
     process: Process,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
@@ -142,6 +141,11 @@ impl Operator {
         let mut answer = String::new();
         self.stdout.read_line(&mut answer).unwrap();
         serde_json::from_str(&answer).unwrap()
+    }
+
+    /// Whether the process has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.0.try_wait().unwrap().is_some()
     }
 
     /// What the API server was asked, on a new connection.

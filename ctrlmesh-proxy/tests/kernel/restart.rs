@@ -41,14 +41,14 @@ async fn a_pod_that_loses_objects_is_restarted_and_sees_none_go() {
     let proxy = node.proxy();
     served(&proxy, 1.0).await;
     let mut operator = node.operator("a");
-    assert_eq!(operator.anew(), shows("team+in+%28a%2Cb%29"));
+    assert_eq!(operator.anew(), shows("team%20in%20%28a%2Cb%29"));
     let mut sandbox = container(&node, "a", "pause").await;
     let mut helper = container(&node, "a", "helper").await;
 
     // What it gains, it sees.
     write(&node, "a", "team in (a,b,c)");
     until("the new policy, on the connection that stands", || {
-        let changed = operator.ask(POD) == shows("team+in+%28a%2Cb%2Cc%29");
+        let changed = operator.ask(POD) == shows("team%20in%20%28a%2Cb%2Cc%29");
         async move { changed }
     })
     .await;
@@ -64,7 +64,7 @@ async fn a_pod_that_loses_objects_is_restarted_and_sees_none_go() {
     assert!(helper.0.wait().unwrap().code().is_none(), "every container is restarted");
     let mut next = node.operator("a");
     until("the policy to be in force", || {
-        let changed = next.anew() == shows("team+in+%28a%29");
+        let changed = next.anew() == shows("team%20in%20%28a%29");
         async move { changed }
     })
     .await;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ctrlmesh_common::api::{FenceMode, Root, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::api::{FenceMode, OnLoss, Root, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::{Fence, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
@@ -172,12 +172,13 @@ impl Operator<'_> {
     /// # Errors
     /// The first ShardingConfig from which none follows.
     pub(super) fn policies(&self) -> Result<BTreeMap<String, Policy>, Trouble> {
+        let restart_on_loss = self.config.spec.root.as_ref().is_some_and(|root| root.on_loss == Some(OnLoss::Restart));
         let fence = self.fence();
         let of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
             let owned = |fence: &Fence| Fence { owner: Some(name(config).to_owned()), ..fence.clone() };
-            let policy = Policy { fence: fence.as_ref().map(owned), ..policy };
+            let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
             Ok((name(config).to_owned(), policy))
         };

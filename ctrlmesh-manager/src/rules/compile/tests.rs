@@ -343,3 +343,14 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
     assert_eq!(trouble.configs, ["ops/a"]);
     assert!(trouble.message.contains("at most 2097152 are allowed"), "{trouble:?}");
 }
+
+#[test]
+fn a_root_says_whether_its_pods_are_restarted() {
+    let restarts = |on_loss: &str| {
+        let rule = format!("targetStatefulSet: op, auto: {{shardingSize: 1, everyShardReplicas: 1}}{on_loss}");
+        let compiled = compiled(&[root(&rule)], &[pod("op-0", &[])], &Compiled::default());
+        compiled.policies.values().all(|told| told.policy.restart_on_loss)
+    };
+    assert!(restarts(", onLoss: Restart"));
+    assert!(!restarts(", onLoss: Splice") && !restarts(""));
+}
