@@ -1,7 +1,7 @@
 //! Decides which objects a pod may write.
 //!
-//! The fence is a copy of the operator's ownership table, with the one owner for whom the pod writes. It knows an object
-//! by namespace and name alone, so that a proxy can decide by the path of a request.
+//! The fence is a copy of the operator's ownership table, with the one owner for whom the pod writes. It knows an
+//! object by namespace and name alone, so that a proxy can decide by the path of a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 

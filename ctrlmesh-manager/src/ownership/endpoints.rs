@@ -27,8 +27,8 @@ pub(super) enum EndpointsError {
     Slow,
 }
 
-/// Those that there are now, from the cache of one API server. A list that is not from a cache takes 100 ms there, where
-/// nothing else is written. A server that has just joined may be missing for some milliseconds.
+/// Those that there are now, from the cache of one API server. A list that is not from a cache takes 100 ms there,
+/// where nothing else is written. A server that has just joined may be missing for some milliseconds.
 pub(super) async fn list(client: &Client) -> Result<Vec<SocketAddr>, EndpointsError> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), api_server::NAMESPACE);
     let of_it =

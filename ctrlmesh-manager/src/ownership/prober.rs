@@ -137,8 +137,8 @@ impl<Dial: Fn(SocketAddr) -> Option<Client>> Prober<'_, Dial> {
         }
     }
 
-    /// Writes the table where it is another, and asks every endpoint. The endpoints are listed meanwhile, and those that
-    /// are new are asked, too.
+    /// Writes the table where it is another, and asks every endpoint. The endpoints are listed meanwhile, and those
+    /// that are new are asked, too.
     async fn round(&self, root: String, question: Question, mut clients: Clients) -> Round {
         if let Err(error) = self.write_table(&root, &question).await {
             let why = format!("the table is not written: {}", telemetry::chain(&error));

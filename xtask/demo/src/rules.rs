@@ -43,8 +43,8 @@ pub(crate) fn third() -> SlotSet {
     SlotSet::ALL.divide(3).first().copied().unwrap_or_default()
 }
 
-/// The shards, and the slots of each, where the canary has these. The normal ones keep what they had at first, as far as
-/// balance allows.
+/// The shards, and the slots of each, where the canary has these. The normal ones keep what they had at first, as far
+/// as balance allows.
 fn shares(canary: SlotSet) -> BTreeMap<String, SlotSet> {
     let normal = (1..).zip(canary.complement().divide_from(&third().complement().divide(2)));
     let normal = normal.map(|(number, part)| (format!("share-{number}-normal"), part));

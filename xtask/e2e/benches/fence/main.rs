@@ -1,8 +1,8 @@
 //! Measures what the fence in the API server adds to a write, and how long a change of the table takes to be proved.
 //!
-//! Real kube-apiserver and etcd, on this machine, without fsync: so a write is as cheap as it can be. One client changes
-//! a `ConfigMap` and a Secret in turn, of which one is fenced; in the second half the other one is. What is written on
-//! standard output is Markdown.
+//! Real kube-apiserver and etcd, on this machine, without fsync: so a write is as cheap as it can be. One client
+//! changes a `ConfigMap` and a Secret in turn, of which one is fenced; in the second half the other one is. What is
+//! written on standard output is Markdown.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "benchmarks are not drained")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "that is what it is for")]
