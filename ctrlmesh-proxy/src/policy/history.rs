@@ -127,6 +127,7 @@ impl History {
         let mut remembered = self.remembered();
         *remembered = PastPolicies::default();
         self.write_down(&remembered);
+        drop(remembered);
     }
 
     /// The policies under which a client may have read a resource up to `version`, without `now` and those that limit

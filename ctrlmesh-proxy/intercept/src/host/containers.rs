@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::Error;
 
-/// Names of the process of a sandbox: of Kubernetes' own image, and of OpenShift's.
+/// Names of the process of a sandbox: of Kubernetes' own image, and of `OpenShift`'s.
 const SANDBOXES: [&str; 2] = ["pause", "pod"];
 
 /// Sends SIGKILL to the processes in the cgroup of `pod` and below it, but for those of the sandbox. Returns how many
