@@ -63,9 +63,9 @@ pub fn data(root: &ShardingConfig) -> Option<Data> {
     let Version { uid, epoch } = version(root)?;
     let table = root.status.as_ref()?.ownership.as_ref()?;
     let Ownership { slots, namespaces, pod_uids, revoked, .. } = table;
-    let owner = |slot: &Slot| slots.get(slot).filter(|owner| is_name(owner)).map_or("", String::as_str);
+    let owner = |slot: Slot| slots.get(&slot).filter(|owner| is_name(owner)).map_or("", String::as_str);
     let all_slots = (0..COUNT).filter_map(|number| Slot::try_from(i64::from(number)).ok());
-    let slots = all_slots.map(|slot| format!("{},", owner(&slot))).collect();
+    let slots = all_slots.flat_map(|slot| [owner(slot), ","]).collect();
     let entry = |begin: &str, name: &str, owner: &str| (format!("{begin}{name}"), owner.to_owned());
     let pinned = namespaces.iter().map(|(name, owner)| entry(NAMESPACE, name, owner));
     let revoked = revoked.iter().flat_map(|revoked| &revoked.namespaces);
