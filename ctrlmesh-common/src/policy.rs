@@ -80,7 +80,7 @@ pub struct PodPolicy {
 }
 
 /// Where the kernel of a node sends a pod's connections to the API server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Redirect {
     /// To the node's proxy.

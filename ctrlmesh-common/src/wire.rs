@@ -6,7 +6,7 @@ mod message {
 
 use crate::slots::fnv1a;
 
-pub use message::report::Said;
+pub use message::report::Content;
 pub use message::*;
 
 /// The call of a proxy that wants policies: [`Report`]s go up, [`Update`]s come down.
@@ -67,10 +67,10 @@ mod tests {
 
     /// The messages of the stream of policies, with every field set, and their bytes.
     fn stream_samples() -> [(Vec<u8>, &'static str); 3] {
-        let known = Known { pod: Some(pod()), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
+        let known = PolicySummary { pod: Some(pod()), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
         let hello = Hello { node: "node".into(), pod: Some(pod()), version: "0.1".into(), known: vec![known] };
         let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
-        let entry = Entry {
+        let entry = PodEntry {
             pod: Some(pod()),
             digest: 1,
             policy: Bytes::from_static(b"{}"),
@@ -86,11 +86,11 @@ mod tests {
         };
         [
             (
-                Report { said: Some(Said::Hello(hello)) }.encode_to_vec(),
+                Report { content: Some(Content::Hello(hello)) }.encode_to_vec(),
                 "0a360a046e6f646512090a016e1201701a01751a03302e31221e0a090a016e1201701a0175110100000000000000180222036e2f7328ac02",
             ),
             (
-                Report { said: Some(Said::Verdict(verdict)) }.encode_to_vec(),
+                Report { content: Some(Content::Verdict(verdict)) }.encode_to_vec(),
                 "121a0a090a016e1201701a0175110100000000000000180222026e6f",
             ),
             (

@@ -184,11 +184,11 @@ impl Startup {
         let namespace = &self.args.namespace;
         let leadership = lease::campaign(self.client.clone(), namespace, candidate, &self.drain);
         let bundle = TrustBundle::new(self.client.clone(), ca_store.clone(), self.cluster_ca);
-        let posted = watch::Sender::new(None);
+        let published = watch::Sender::new(None);
         let context = Context {
             store: Arc::default(),
-            placement: Arc::new(Placement::new(posted.subscribe())),
-            posted,
+            placement: Arc::new(Placement::new(published.subscribe())),
+            published,
             fences: watch::Sender::default(),
             leader: LeaderClient::default(),
             webhook_client: webhook_client(&self.args, webhook.port()),
@@ -270,7 +270,7 @@ impl Serving<'_> {
         let (client, own) = (context.client.clone(), args.namespace.clone());
         let push = Arc::new(PushService {
             store: context.store.clone(),
-            staleness: StalenessCheck::new(client, own, context.posted.subscribe()),
+            staleness: StalenessCheck::new(client, own, context.published.subscribe()),
             reviewer,
             ca_store: context.ca_store.clone(),
             accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },

@@ -59,8 +59,8 @@ fn every_case_compiles_to_what_stands_beside_it() -> Result<()> {
 #[test]
 fn every_policy_is_one_that_a_proxy_can_apply() -> Result<()> {
     for case in cases()? {
-        for (pod, told) in compiled(&case)?.policies {
-            assert_eq!(told.policy.check(), Ok(()), "{}: {pod}", case.display());
+        for (pod, compiled) in compiled(&case)?.policies {
+            assert_eq!(compiled.policy.check(), Ok(()), "{}: {pod}", case.display());
         }
     }
     Ok(())

@@ -28,7 +28,7 @@ pub struct Context {
     pub api_config: Config,
     pub store: Arc<PolicyStore>,
     /// The plan of the stored policies.
-    pub posted: watch::Sender<Option<Arc<Plan>>>,
+    pub published: watch::Sender<Option<Arc<Plan>>>,
     pub placement: Arc<Placement>,
     /// What the fences of roots have been shown to enforce.
     pub fences: watch::Sender<Arc<States>>,

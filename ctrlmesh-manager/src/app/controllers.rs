@@ -29,7 +29,7 @@ use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller,
 use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
 use crate::ownership::FenceKeeper;
-use crate::push::policy_store::{self, PolicyStore, Posted, Receipt};
+use crate::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::{Member, PodName};
 use crate::status::cluster_writer::ClusterWriter;
@@ -62,13 +62,13 @@ pub(super) fn start(
     cache.watch_list(background.clone(), &context.args.namespace, drain);
     let plans = plan::start(Arc::clone(&cache), drain);
     let caches = context.readiness.block("caches");
-    let mut first = context.posted.subscribe();
+    let mut first = context.published.subscribe();
     drain.spawn_until_started(async move {
         // The sender lives as long as the process.
         drop(first.wait_for(Option::is_some).await);
         drop(caches);
     });
-    drain.spawn_until_started(publish_policies(context.store.clone(), context.posted.clone(), plans.clone()));
+    drain.spawn_until_started(publish_policies(context.store.clone(), context.published.clone(), plans.clone()));
     let (receipts, leadership) = (ReceiptCache::by(&context.store), context.leadership.clone());
     let labels = LabelState {
         cache: Arc::clone(&cache),
@@ -254,7 +254,7 @@ async fn publish_policies(store: Arc<PolicyStore>, published: watch::Sender<Opti
     loop {
         let plan = plans.borrow_and_update().clone();
         if let Some(plan) = plan {
-            store.publish(posted(&plan));
+            store.publish(enrolled_pods(&plan));
             published.send_replace(Some(plan));
         }
         if plans.changed().await.is_err() {
@@ -264,15 +264,15 @@ async fn publish_policies(store: Arc<PolicyStore>, published: watch::Sender<Opti
 }
 
 /// The policies of the plan's pods. Pods that have ended get none: no proxy serves them.
-fn posted(plan: &Plan) -> Vec<Posted> {
-    let posted = |member: &Member| Posted {
-        pod: member.name.clone(),
+fn enrolled_pods(plan: &Plan) -> Vec<EnrolledPod> {
+    let enrolled_pod = |member: &Member| EnrolledPod {
+        name: member.name.clone(),
         uid: member.uid.clone(),
         node: member.node.clone().filter(|_| member.redirect != Redirect::Nowhere),
-        said: plan.told().get(&member.name).map(policy_store::Said::from),
+        policy: plan.sendable().get(&member.name).cloned(),
     };
     let members = plan.snapshot.members.iter().filter(|member| member.enrolled() && !member.ended);
-    members.map(posted).collect()
+    members.map(enrolled_pod).collect()
 }
 
 /// Caches the proxies' receipts, which are read twice a second, until one changes.
@@ -359,12 +359,12 @@ mod tests {
             configs: manifests.configs,
             ..Snapshot::default()
         };
-        let of = |snapshot: &Snapshot| posted(&plan::of(snapshot.clone(), &BTreeMap::new()));
-        let told = of(&snapshot);
-        assert_eq!(told[0].said, None, "nobody has written the epoch of `a` down");
-        let nothing = policy_store::Said::from(&CompiledPolicy::nothing());
-        assert_eq!((told[1].uid.as_str(), &told[1].said), ("8", &Some(nothing)));
-        assert_eq!(told.len(), 2, "the last one has ended");
+        let of = |snapshot: &Snapshot| enrolled_pods(&plan::of(snapshot.clone(), &BTreeMap::new()));
+        let pods = of(&snapshot);
+        assert_eq!(pods[0].policy, None, "the status of `a` has no epoch yet");
+        let nothing = Arc::new(CompiledPolicy::nothing());
+        assert_eq!((pods[1].uid.as_str(), &pods[1].policy), ("8", &Some(nothing)));
+        assert_eq!(pods.len(), 2, "the last one has ended");
         let plan = plan::of(snapshot.clone(), &BTreeMap::new());
         let mut written = snapshot;
         written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
@@ -372,9 +372,9 @@ mod tests {
             policy_digest: Some(plan.compiled.operators["ops/a"].policy_digest.clone()),
             ..Default::default()
         });
-        let told = of(&written);
-        assert_eq!((told[0].uid.as_str(), told[0].node.as_deref()), ("7", Some("n")));
-        let said = told[0].said.as_ref().unwrap();
-        assert_eq!((said.operator.as_deref(), said.epoch), (Some("ops/a"), 1));
+        let pods = of(&written);
+        assert_eq!((pods[0].uid.as_str(), pods[0].node.as_deref()), ("7", Some("n")));
+        let policy = pods[0].policy.as_ref().unwrap();
+        assert_eq!((policy.operator.as_deref(), policy.policy.epoch), (Some("ops/a"), 1));
     }
 }

@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn the_written_labels_stay_in_force_whatever_happens_to_them() {
         let by = |key: &str| Labelling { hash_key: key.to_owned(), ..Labelling::default() };
-        let cache = Cache::new(by("told"));
+        let cache = Cache::new(by("flag"));
         let take = |event| cache.take(event, |state| &mut state.schemes, read_labels);
         let in_force = || cache.scheme().map(|scheme| scheme.in_force.hash_key.clone());
         take(Event::Init);
@@ -439,11 +439,11 @@ mod tests {
 
     #[test]
     fn without_written_labels_the_default_is_in_force() {
-        let told = Labelling { hash_key: "told".to_owned(), ..Labelling::default() };
-        let cache = Cache::new(told.clone());
+        let by_flag = Labelling { hash_key: "flag".to_owned(), ..Labelling::default() };
+        let cache = Cache::new(by_flag.clone());
         for event in [Event::Init, Event::InitApply(state(None)), Event::InitDone] {
             cache.take(event, |state| &mut state.schemes, read_labels);
         }
-        assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(told)));
+        assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(by_flag)));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The push service, the cluster writer and admission read the same plan.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +14,7 @@ use tracing::{error, warn};
 use crate::cluster::backoff::Backoff;
 use crate::cluster::cache::{Cache, Snapshot};
 use crate::drain::Drain;
-use crate::rules::compile::{self, Compiled, CompiledPolicy};
-use crate::rules::pod::PodName;
+use crate::rules::compile::{self, Compiled, PoliciesByPod};
 
 /// How long changes are collected before they are compiled: a rollout brings many at once. If compiling took
 /// longer, the pause is as long as that.
@@ -26,13 +25,13 @@ pub struct Plan {
     pub snapshot: Arc<Snapshot>,
     pub compiled: Compiled,
     /// Set while some operator's status is not written yet: the policies that proxies may get until then.
-    pub only_told: Option<BTreeMap<PodName, CompiledPolicy>>,
+    pub sendable: Option<PoliciesByPod>,
 }
 
 impl Plan {
     /// The policies that proxies may get now.
-    pub fn told(&self) -> &BTreeMap<PodName, CompiledPolicy> {
-        self.only_told.as_ref().unwrap_or(&self.compiled.policies)
+    pub fn sendable(&self) -> &PoliciesByPod {
+        self.sendable.as_ref().unwrap_or(&self.compiled.policies)
     }
 
     /// Whether a proxy waits for a status to be written. Operators that are being deleted get none.
@@ -67,7 +66,7 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
         let snapshot = cache.snapshot();
         let before = Arc::clone(&last);
         // Compiling for thousands of pods would block the runtime.
-        match task::spawn_blocking(move || of(snapshot, before.told())).await {
+        match task::spawn_blocking(move || of(snapshot, before.sendable())).await {
             Ok(plan) => {
                 let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
                 new.for_each(|one| warn!(object = %one.object, problem = %one.message, "refused"));
@@ -85,12 +84,12 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
     }
 }
 
-/// `before` is what proxies were told last.
-pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, CompiledPolicy>) -> Plan {
+/// `before` are the policies that proxies were sent last.
+pub fn of(snapshot: Snapshot, before: &PoliciesByPod) -> Plan {
     let compiled = compile::compile(snapshot.world(), before);
     let waits = compiled.operators.values().any(|record| !record.written);
-    let only_told = waits.then(|| compile::tellable(&compiled, before));
-    Plan { snapshot: Arc::new(snapshot), compiled, only_told }
+    let sendable = waits.then(|| compile::sendable(&compiled, before));
+    Plan { snapshot: Arc::new(snapshot), compiled, sendable }
 }
 
 #[cfg(test)]
@@ -105,9 +104,9 @@ mod tests {
     #[test]
     fn only_written_policies_are_sent_and_others_are_awaited() {
         let snapshot = Snapshot::of_manifests(CONFIG);
-        let nothing = BTreeMap::new();
+        let nothing = PoliciesByPod::new();
         let first = of(snapshot.clone(), &nothing);
-        assert!(first.waits() && first.told().is_empty() && first.compiled.policies.len() == 1);
+        assert!(first.waits() && first.sendable().is_empty() && first.compiled.policies.len() == 1);
         let record = &first.compiled.operators["ops/a"];
         let mut written = snapshot;
         written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
@@ -115,20 +114,20 @@ mod tests {
             policy_digest: Some(record.policy_digest.clone()),
             ..Default::default()
         });
-        let second = of(written.clone(), first.told());
-        assert!(!second.waits() && *second.told() == second.compiled.policies);
-        assert_eq!(*second.told(), compile::tellable(&second.compiled, first.told()));
+        let second = of(written.clone(), first.sendable());
+        assert!(!second.waits() && *second.sendable() == second.compiled.policies);
+        assert_eq!(*second.sendable(), compile::sendable(&second.compiled, first.sendable()));
         // The former policy stays until the new one is written.
         let other = Snapshot::of_manifests(&CONFIG.replace("team: a", "team: b"));
         written.configs[0].spec = other.configs[0].spec.clone();
-        let third = of(written.clone(), second.told());
-        assert!(third.waits() && third.told() == second.told());
-        assert_ne!(*third.told(), third.compiled.policies);
+        let third = of(written.clone(), second.sendable());
+        assert!(third.waits() && third.sendable() == second.sendable());
+        assert_ne!(*third.sendable(), third.compiled.policies);
         // A deleted config is not written, and nothing waits for it.
         let meta = &mut written.configs[0].metadata;
         meta.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
-        let last = of(written, second.told());
-        assert!(!last.waits() && last.told() == second.told());
+        let last = of(written, second.sendable());
+        assert!(!last.waits() && last.sendable() == second.sendable());
     }
 }

@@ -7,8 +7,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
-use bytes::Bytes;
-use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
@@ -21,27 +19,13 @@ pub use receipts::Receipt;
 use receipts::Receipts;
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Posted {
-    pub pod: PodName,
+pub struct EnrolledPod {
+    pub name: PodName,
     /// A pod with another UID gets nothing.
     pub uid: String,
     pub node: Option<String>,
     /// None where no policy can be compiled now; the proxy keeps what it has.
-    pub said: Option<Said>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Said {
-    /// Whether a sidecar serves the pod; the node's proxy then only redirects connections there.
-    pub inside: bool,
-    pub epoch: u64,
-    pub digest: u64,
-    /// JSON.
-    pub policy: Bytes,
-    /// ShardingConfig of the epoch, as `NAMESPACE/NAME`; none where none covers the pod.
-    pub operator: Option<String>,
-    /// resourceVersion of the ShardingConfig.
-    pub version: u64,
+    pub policy: Option<Arc<CompiledPolicy>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,7 +37,7 @@ pub enum Subject {
 
 #[derive(Debug)]
 pub struct PolicyStore {
-    posted: RwLock<Posts>,
+    pods: RwLock<Pods>,
     readers: Mutex<HashMap<Subject, watch::Sender<()>>>,
     /// False until the first publication: before that, no pod is known.
     begun: watch::Sender<bool>,
@@ -62,8 +46,8 @@ pub struct PolicyStore {
 }
 
 #[derive(Debug, Default)]
-struct Posts {
-    by_pod: BTreeMap<PodName, Arc<Posted>>,
+struct Pods {
+    by_name: BTreeMap<PodName, Arc<EnrolledPod>>,
     by_node: HashMap<String, BTreeSet<PodName>>,
 }
 
@@ -77,7 +61,7 @@ pub struct Reader {
 impl Default for PolicyStore {
     fn default() -> Self {
         Self {
-            posted: RwLock::default(),
+            pods: RwLock::default(),
             readers: Mutex::default(),
             begun: watch::Sender::new(false),
             namespaces: watch::Sender::default(),
@@ -88,11 +72,11 @@ impl Default for PolicyStore {
 
 impl PolicyStore {
     /// Replaces all policies. Pods that are missing get none.
-    pub fn publish(&self, all: impl IntoIterator<Item = Posted>) {
-        let next: BTreeMap<PodName, Arc<Posted>> =
-            all.into_iter().map(|posted| (posted.pod.clone(), Arc::new(posted))).collect();
+    pub fn publish(&self, all: impl IntoIterator<Item = EnrolledPod>) {
+        let next: BTreeMap<PodName, Arc<EnrolledPod>> =
+            all.into_iter().map(|pod| (pod.name.clone(), Arc::new(pod))).collect();
         let namespaces = next.keys().map(|pod| pod.namespace.clone()).collect();
-        let changed = self.post(next);
+        let changed = self.replace(next);
         self.namespaces.send_if_modified(|known| {
             let is_new = *known != namespaces;
             *known = namespaces;
@@ -111,29 +95,29 @@ impl PolicyStore {
     }
 
     /// Returns whose policies changed.
-    fn post(&self, mut next: BTreeMap<PodName, Arc<Posted>>) -> BTreeSet<Subject> {
-        let mut posted = write(&self.posted);
+    fn replace(&self, mut next: BTreeMap<PodName, Arc<EnrolledPod>>) -> BTreeSet<Subject> {
+        let mut pods = write(&self.pods);
         let mut changed = BTreeSet::new();
-        for (pod, old) in &posted.by_pod {
+        for (pod, old) in &pods.by_name {
             match next.get_mut(pod) {
                 // Equal policies keep their allocation.
                 Some(new) if *new == *old => *new = old.clone(),
-                Some(new) if new.says_what(old) => {}
+                Some(new) if new.is_same_for_proxies(old) => {}
                 _ => changed.extend(old.subjects()),
             }
         }
         for (pod, new) in &next {
-            if !posted.by_pod.get(pod).is_some_and(|old| new.says_what(old)) {
+            if !pods.by_name.get(pod).is_some_and(|old| new.is_same_for_proxies(old)) {
                 changed.extend(new.subjects());
             }
         }
         let mut by_node: HashMap<String, BTreeSet<PodName>> = HashMap::new();
         for new in next.values() {
             if let Some(node) = &new.node {
-                by_node.entry(node.clone()).or_default().insert(new.pod.clone());
+                by_node.entry(node.clone()).or_default().insert(new.name.clone());
             }
         }
-        *posted = Posts { by_pod: next, by_node };
+        *pods = Pods { by_name: next, by_node };
         changed
     }
 
@@ -180,14 +164,14 @@ impl PolicyStore {
     }
 
     /// None where this pod is not enrolled.
-    pub fn find(&self, pod: &PodName, uid: &str) -> Option<Arc<Posted>> {
-        let posted = read(&self.posted);
-        posted.by_pod.get(pod).filter(|posted| posted.uid == uid).cloned()
+    pub fn find(&self, pod: &PodName, uid: &str) -> Option<Arc<EnrolledPod>> {
+        let pods = read(&self.pods);
+        pods.by_name.get(pod).filter(|one| one.uid == uid).cloned()
     }
 
     fn forget_receipts(&self) {
-        let posted = read(&self.posted);
-        self.receipts.keep(|pod, uid| posted.by_pod.get(pod).is_some_and(|one| one.uid == uid));
+        let pods = read(&self.pods);
+        self.receipts.keep(|pod, uid| pods.by_name.get(pod).is_some_and(|one| one.uid == uid));
     }
 }
 
@@ -201,15 +185,15 @@ impl Subject {
     }
 }
 
-impl Posts {
-    fn of(&self, subject: &Subject) -> Vec<Arc<Posted>> {
+impl Pods {
+    fn of(&self, subject: &Subject) -> Vec<Arc<EnrolledPod>> {
         match subject {
             Subject::Node(node) => {
                 let pods = self.by_node.get(node).into_iter().flatten();
-                pods.filter_map(|pod| self.by_pod.get(pod).cloned()).collect()
+                pods.filter_map(|pod| self.by_name.get(pod).cloned()).collect()
             }
             Subject::Pod(pod, uid) => {
-                let one = self.by_pod.get(pod).filter(|posted| posted.uid == *uid);
+                let one = self.by_name.get(pod).filter(|one| one.uid == *uid);
                 one.cloned().into_iter().collect()
             }
         }
@@ -217,9 +201,9 @@ impl Posts {
 }
 
 impl Reader {
-    pub fn read(&mut self) -> Vec<Arc<Posted>> {
+    pub fn read(&mut self) -> Vec<Arc<EnrolledPod>> {
         self.changes.mark_unchanged();
-        read(&self.store.posted).of(&self.subject)
+        read(&self.store.pods).of(&self.subject)
     }
 
     pub fn subject(&self) -> &Subject {
@@ -248,35 +232,22 @@ impl Drop for Reader {
     }
 }
 
-impl Posted {
+impl EnrolledPod {
     /// Whether a proxy that has `other` needs no update.
-    fn says_what(&self, other: &Self) -> bool {
-        let digest = |posted: &Self| posted.said.as_ref().map(|said| said.digest);
+    fn is_same_for_proxies(&self, other: &Self) -> bool {
+        let digest = |one: &Self| one.policy.as_ref().map(|policy| policy.digest());
         (&self.uid, &self.node, digest(self)) == (&other.uid, &other.node, digest(other))
     }
 
-    /// None where no ShardingConfig covers the pod.
-    pub fn served_inside(&self) -> Option<bool> {
-        self.said.as_ref().filter(|said| said.operator.is_some()).map(|said| said.inside)
+    /// Whether a sidecar serves the pod. None where no ShardingConfig covers the pod.
+    pub fn is_served_inside(&self) -> Option<bool> {
+        let policy = self.policy.as_ref().filter(|policy| policy.operator.is_some());
+        policy.map(|policy| policy.is_served_inside())
     }
 
     fn subjects(&self) -> impl Iterator<Item = Subject> {
         let node = self.node.clone().map(Subject::Node);
-        [Subject::Pod(self.pod.clone(), self.uid.clone())].into_iter().chain(node)
-    }
-}
-
-impl From<&CompiledPolicy> for Said {
-    fn from(told: &CompiledPolicy) -> Self {
-        let sent = told.sent();
-        Self {
-            inside: told.policy.redirect != Redirect::Node,
-            epoch: told.policy.epoch,
-            digest: sent.digest,
-            policy: sent.text.clone(),
-            operator: told.operator.clone(),
-            version: told.version,
-        }
+        [Subject::Pod(self.name.clone(), self.uid.clone())].into_iter().chain(node)
     }
 }
 

@@ -14,7 +14,7 @@ mod latest_connections;
 mod relay;
 mod session;
 mod sign;
-mod sent_policy;
+mod delivery;
 
 use codec::SmallCodec;
 pub use latest_connections::LatestConnections;

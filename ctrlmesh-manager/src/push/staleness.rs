@@ -44,7 +44,7 @@ pub struct StalenessCheck {
     client: Client,
     own: String,
     /// The plan of the stored policies; for a moment, it may be an older one.
-    posted: Plans,
+    published: Plans,
     room: Arc<Semaphore>,
 }
 
@@ -79,13 +79,13 @@ pub enum Staleness {
 
 impl StalenessCheck {
     /// `own` is the manager's namespace, `published` the plan of the stored policies.
-    pub fn new(client: Client, own: String, posted: Plans) -> Self {
-        Self { client, own, posted, room: Arc::new(Semaphore::new(AT_ONCE)) }
+    pub fn new(client: Client, own: String, published: Plans) -> Self {
+        Self { client, own, published, room: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// The plan of the stored policies.
-    pub fn posted(&self) -> Plans {
-        self.posted.clone()
+    pub fn published(&self) -> Plans {
+        self.published.clone()
     }
 
     /// Asks for the enrolled pods of `subject`, and for the ShardingConfigs of `candidates`.
@@ -267,9 +267,9 @@ mod tests {
     #[test]
     fn an_older_version_holds_only_after_etcd_was_restored() {
         let known = known(None, Some(5));
-        let told_by = |newer| compare(&answer(None, Some(5)), Some(newer), &known);
-        assert_eq!(told_by(5), Staleness::Unwritten, "its epoch is not written yet");
-        assert_eq!(told_by(9), Staleness::UpToDate);
+        let proxy_has = |newer| compare(&answer(None, Some(5)), Some(newer), &known);
+        assert_eq!(proxy_has(5), Staleness::Unwritten, "its epoch is not written yet");
+        assert_eq!(proxy_has(9), Staleness::UpToDate);
         let later = compare(&answer(None, Some(6)), Some(9), &known);
         assert_eq!(later, Staleness::Behind, "what was put back is not seen yet");
     }

@@ -17,22 +17,22 @@ use std::sync::Arc;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::policy::{Policy, Redirect};
+use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard::Labelling;
 
-mod sent;
+mod policy;
 mod placement;
 mod operator;
 mod record;
 mod clashes;
 
 pub use operator::{Operator, operators};
-pub use sent::Sent;
-use sent::{Kept, Written};
+pub use policy::CompiledPolicy;
+use policy::ShardPolicies;
 
 /// The input of [`compile`].
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub struct World<'a> {
 pub struct Compiled {
     /// An enrolled pod that is missing here keeps its last policy.
     #[serde(default)]
-    pub policies: BTreeMap<PodName, CompiledPolicy>,
+    pub policies: PoliciesByPod,
     /// Valid operators, by the `NAMESPACE/NAME` of the root or standalone ShardingConfig.
     #[serde(default)]
     pub operators: BTreeMap<String, Record>,
@@ -59,23 +59,7 @@ pub struct Compiled {
     pub troubles: Vec<Trouble>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct CompiledPolicy {
-    /// `None` if no ShardingConfig selects the pod; then it sees nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shard: Option<String>,
-    /// `NAMESPACE/NAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub operator: Option<String>,
-    /// resourceVersion of the operator's ShardingConfig, or 0. The greater is newer, whichever replica
-    /// compiled it.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub version: u64,
-    pub policy: Policy,
-    #[serde(skip)]
-    kept: Kept,
-}
+pub type PoliciesByPod = BTreeMap<PodName, Arc<CompiledPolicy>>;
 
 /// What is to be written into the status of a root or standalone ShardingConfig.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,76 +92,37 @@ pub struct Trouble {
     pub message: String,
 }
 
-impl CompiledPolicy {
-    /// For a pod that no ShardingConfig selects.
-    pub fn nothing() -> Self {
-        Self::new(None, None, 0, Policy::nothing())
-    }
-
-    pub fn new(shard: Option<String>, operator: Option<String>, version: u64, policy: Policy) -> Self {
-        Self { shard, operator, version, policy, kept: Kept::default() }
-    }
-
-    /// Adds what depends on the pod. `owners` is the operator's table, which says for whom the pod writes.
-    fn of(mut self, pod: &Member, owners: Option<&Ownership>) -> Self {
-        self.policy.redirect = pod.redirect;
-        self.policy.fail_open = pod.fail_open;
-        if let Some(fence) = self.policy.fence.as_mut().filter(|_| !pod.uid.is_empty()) {
-            fence.owner = owners.and_then(|table| table.pod_uids.get(&pod.uid)).cloned();
-        }
-        let container = pod.container.clone();
-        self.policy.container = container.filter(|_| pod.redirect == Redirect::Sidecar);
-        self.kept = Kept::default();
-        self
-    }
-
-    pub fn sent(&self) -> Arc<Sent> {
-        self.kept.0.clone().unwrap_or_else(|| Arc::new(Sent::of(&self.policy)))
-    }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
-fn is_zero(version: &u64) -> bool {
-    *version == 0
-}
-
-/// `before` is what the pods were told last.
-pub fn compile(world: World<'_>, before: &BTreeMap<PodName, CompiledPolicy>) -> Compiled {
+/// `before` are the policies that pods got last.
+pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
-    let mut policies = policies(&operators, &mut troubles);
+    let mut drafts = drafts(&operators, &mut troubles);
     let mut superseded = BTreeSet::new();
-    for (at, trouble) in clashes::superseded(&operators, &policies, world) {
-        policies[at] = None;
+    for (at, trouble) in clashes::superseded(&operators, &drafts, world) {
+        drafts[at] = None;
         superseded.insert(at);
         troubles.push(trouble);
     }
-    let records = operators.iter().zip(policies).map(|(operator, policies)| {
-        let policies = policies?;
-        let record = record::of(operator, &policies, world.configs);
+    let shard_policies = operators.iter().zip(drafts).map(|(operator, drafts)| {
+        let drafts = drafts?;
+        let record = record::of(operator, &drafts, world.configs);
         let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
+        let owners = record.ownership.as_ref().map(|table| table.pod_uids.clone()).unwrap_or_default();
         compiled.operators.insert(operator.full_name(), record);
-        let current = |(shard, draft): (_, Draft)| (shard, in_epoch(draft.policy, epoch, changed_at));
-        Some(policies.into_iter().map(current).collect())
+        let drafts = drafts.into_iter().map(|(shard, draft)| (shard, in_epoch(draft.policy, epoch, changed_at)));
+        Some(ShardPolicies::new(operator.full_name(), operator.version(), drafts.collect(), owners))
     });
-    let contents: Vec<Option<BTreeMap<String, Policy>>> = records.collect();
-    let mut written: Vec<Written<'_>> = contents.iter().map(|_| Written::default()).collect();
+    let mut shard_policies: Vec<Option<ShardPolicies<'_>>> = shard_policies.collect();
     for (pod, mut shards) in shards_of_pods(world.members, &operators) {
         let last = before.get(&pod.name);
         if shards.len() > 1 {
             shards.retain(|(at, _)| !superseded.contains(at));
         }
-        let told = match shards[..] {
-            [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
-            [] => Some(CompiledPolicy::nothing().of(pod, None)),
-            [(at, shard)] => match &contents[at] {
-                Some(policies) => policies.get(shard).map(|policy| {
-                    let record = compiled.operators.get(&operators[at].full_name());
-                    let owners = record.and_then(|record| record.ownership.as_ref());
-                    let mut told = operators[at].tells(shard, policy).of(pod, owners);
-                    told.kept.0 = Some(written[at].of(shard, pod, &told.policy));
-                    told
-                }),
+        let policy = match shards[..] {
+            [] if operators.iter().any(|one| one.may_have(pod, last.map(Arc::as_ref))) => last.cloned(),
+            [] => Some(Arc::new(CompiledPolicy::nothing_for(pod))),
+            [(at, shard)] => match &mut shard_policies[at] {
+                Some(policies) => policies.compile(shard, pod),
                 None => last.cloned(),
             },
             [(_, one), (_, other), ..] => {
@@ -185,7 +130,7 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, CompiledPolicy>) -> 
                 last.cloned()
             }
         };
-        compiled.policies.extend(told.map(|told| (pod.name.clone(), told)));
+        compiled.policies.extend(policy.map(|policy| (pod.name.clone(), policy)));
     }
     troubles.extend(world.members.iter().filter_map(bypassed));
     troubles.sort();
@@ -196,16 +141,23 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, CompiledPolicy>) -> 
 
 /// Indices of `operators` that get no new policy because another one has precedence.
 pub fn superseded(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
-    let policies = policies(operators, &mut Vec::new());
-    clashes::superseded(operators, &policies, world).into_iter().map(|(at, _)| at).collect()
+    let drafts = drafts(operators, &mut Vec::new());
+    clashes::superseded(operators, &drafts, world).into_iter().map(|(at, _)| at).collect()
 }
 
+/// The policies of an operator's shards, by shard. They have no epoch yet: it follows from their digests.
+type Drafts = BTreeMap<String, CompiledPolicy>;
+
 /// `None` for an operator that gets no new policy.
-fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option<Policies>> {
+fn drafts(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option<Drafts>> {
     let mut of = |operator: &Operator<'_>| {
-        let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
-        let policies = operator.valid.then(policies).transpose();
-        policies.unwrap_or_else(|trouble| {
+        let drafts = || {
+            let drafts = operator.drafts()?;
+            check_sizes(operator, &drafts)?;
+            Ok(drafts)
+        };
+        let drafts = operator.valid.then(drafts).transpose();
+        drafts.unwrap_or_else(|trouble| {
             troubles.push(trouble);
             None
         })
@@ -213,15 +165,15 @@ fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Opti
     operators.iter().map(&mut of).collect()
 }
 
-/// What may be sent now: nothing new of an operator whose status is not written yet.
-pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, CompiledPolicy>) -> BTreeMap<PodName, CompiledPolicy> {
-    let told = compiled.policies.iter().filter_map(|(pod, told)| {
-        let record = told.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
-        let written = record.is_none_or(|record| record.written);
-        let told = if written { Some(told) } else { before.get(pod) };
-        told.map(|told| (pod.clone(), told.clone()))
+/// The policies that may be sent now: nothing new of an operator whose status is not written yet.
+pub fn sendable(compiled: &Compiled, before: &PoliciesByPod) -> PoliciesByPod {
+    let policies = compiled.policies.iter().filter_map(|(pod, policy)| {
+        let record = policy.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
+        let is_written = record.is_none_or(|record| record.written);
+        let policy = if is_written { Some(policy) } else { before.get(pod) };
+        policy.map(|policy| (pod.clone(), policy.clone()))
     });
-    told.collect()
+    policies.collect()
 }
 
 fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
@@ -233,18 +185,12 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
 }
 
 /// Refuses policies that are too large to be sent.
-fn sendable(operator: &Operator<'_>, policies: BTreeMap<String, Policy>) -> Result<Policies, Trouble> {
-    let policies = policies.into_iter().map(|(shard, policy)| {
-        // Maps, strings, lists and numbers always serialise.
-        let text = serde_json::to_string(&policy).unwrap_or_default();
-        (shard, Draft { policy, text })
-    });
-    let policies: Policies = policies.collect();
-    let large = policies.iter().find_map(|(shard, draft)| {
-        let bytes = draft.text.len();
+fn check_sizes(operator: &Operator<'_>, drafts: &Drafts) -> Result<(), Trouble> {
+    let large = drafts.iter().find_map(|(shard, draft)| {
+        let bytes = draft.json().len();
         (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
     });
-    let Some((shard, bytes)) = large else { return Ok(policies) };
+    let Some((shard, bytes)) = large else { return Ok(()) };
     let config = operator.full_name();
     Err(Trouble {
         object: format!("ShardingConfig {config}"),
@@ -253,17 +199,6 @@ fn sendable(operator: &Operator<'_>, policies: BTreeMap<String, Policy>) -> Resu
             "the policy of shard {shard:?} would have {bytes} bytes, and at most {MAX_POLICY_BYTES} are allowed: list fewer namespaces, values or resources"
         ),
     })
-}
-
-/// By shard.
-type Policies = BTreeMap<String, Draft>;
-
-/// A policy without an epoch.
-#[derive(Clone, Debug, PartialEq)]
-struct Draft {
-    policy: Policy,
-    /// The policy as JSON.
-    text: String,
 }
 
 /// Index of the operator, and name of the shard.

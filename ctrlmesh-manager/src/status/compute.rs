@@ -77,6 +77,11 @@ struct Finding {
 }
 
 impl Contact {
+    /// Whether `policy` is in force. Not by epoch: another operator, or one created anew, may have the same number.
+    pub fn acknowledged(&self, policy: &CompiledPolicy) -> bool {
+        self.digest != 0 && self.digest == policy.digest()
+    }
+
     fn last_contact(&self, now: Timestamp) -> Timestamp {
         if self.connected { now } else { self.at }
     }
@@ -207,15 +212,13 @@ fn programmed(
 ) -> Finding {
     let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.terminating).collect();
     let Some(record) = record else {
-        return finding(false, "Pending", "nothing new is told to any proxy");
+        return finding(false, "Pending", "no proxy gets a new policy");
     };
-    // Not by epoch: another operator, or one created anew, may have the same number.
-    let done = |told: &CompiledPolicy, contact: &Contact| contact.digest != 0 && contact.digest == told.sent().digest;
     // A new leader has not heard from proxies that acknowledged long ago.
     let before = inputs.new_leader && was_programmed(config, record);
-    let acknowledged = staying.iter().filter(|(member, told)| {
+    let acknowledged = staying.iter().filter(|(member, policy)| {
         let contact = inputs.contacts.get(&member.name);
-        record.written && contact.map_or(before, |contact| done(told, contact))
+        record.written && contact.map_or(before, |contact| contact.acknowledged(policy))
     });
     let (acknowledged, all, epoch) = (acknowledged.count(), staying.len(), record.epoch);
     match (acknowledged, all) {

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::Policy;
-use ctrlmesh_common::wire::{Hello, Known, MAX_KNOWN, PodId, Report, Said, Update, Verdict};
+use ctrlmesh_common::wire::{Content, Hello, MAX_KNOWN, PodId, PolicySummary, Report, Update, Verdict};
 use ctrlmesh_runtime::jitter::random;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::{task, time};
@@ -235,7 +235,7 @@ impl Client {
         let mut link = self.manager.connect(&self.drain).await?;
         let (reports, outbound) = mpsc::channel(VERDICT_QUEUE);
         // The queue is empty, so this does not fail.
-        drop(reports.try_send(Report { said: Some(Said::Hello(self.hello())) }));
+        drop(reports.try_send(Report { content: Some(Content::Hello(self.hello())) }));
         let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
         while let Some(update) = updates.message().await? {
             if self.metrics.connected.get() == 0 {
@@ -270,7 +270,7 @@ impl Client {
         let policies = self.policies.borrow().clone();
         // To name a policy here acknowledges it.
         let settled = policies.iter().filter(|(pod, kept)| self.settled.has(pod, &kept.policy));
-        let known = settled.take(MAX_KNOWN).map(|(pod, kept)| Known {
+        let known = settled.take(MAX_KNOWN).map(|(pod, kept)| PolicySummary {
             pod: Some(id(pod, &kept.uid)),
             digest: kept.digest,
             epoch: kept.policy.epoch,
@@ -362,7 +362,7 @@ impl Client {
 }
 
 fn report(verdict: Verdict) -> Report {
-    Report { said: Some(Said::Verdict(verdict)) }
+    Report { content: Some(Content::Verdict(verdict)) }
 }
 
 fn id(pod: &PodName, uid: &str) -> PodId {
@@ -376,18 +376,18 @@ fn name(pod: &PodId) -> PodName {
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::policy::PodPolicy;
-    use ctrlmesh_common::wire::Entry;
+    use ctrlmesh_common::wire::PodEntry;
 
     use super::*;
 
-    fn entry(name: &str, uid: &str, policy: &str) -> Entry {
+    fn entry(name: &str, uid: &str, policy: &str) -> PodEntry {
         let pod = PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: uid.to_owned() };
         let digest = ctrlmesh_common::wire::digest(policy.as_bytes());
         let (operator, policy) = ("ns/op".to_owned(), policy.to_owned().into());
-        Entry { pod: Some(pod), digest, policy, operator, version: 1 }
+        PodEntry { pod: Some(pod), digest, policy, operator, version: 1 }
     }
 
-    fn update(policies: &[Entry]) -> Update {
+    fn update(policies: &[PodEntry]) -> Update {
         Update { policies: policies.to_vec(), ..Update::default() }
     }
 

@@ -24,13 +24,13 @@ pub(super) fn used_by(plan: &Plan, contacts: &BTreeMap<PodName, Contact>, keys: 
     let at_work = |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.ended;
     let mut pods = plan.snapshot.members.iter().filter(at_work);
     pods.find_map(|pod| {
-        let why = match plan.told().get(&pod.name) {
-            None => "is told nothing new",
-            Some(told) if goes_by(&told.policy, keys) => "is told by them",
-            Some(told) => {
+        let why = match plan.sendable().get(&pod.name) {
+            None => "gets no new policy yet",
+            Some(compiled) if has_any(&compiled.policy, keys) => "has a policy with them",
+            Some(compiled) => {
                 let contact = contacts.get(&pod.name);
-                let acknowledged = contact.is_some_and(|said| said.digest != 0 && said.digest == told.sent().digest);
-                (!acknowledged).then_some("has not acknowledged others")?
+                let acknowledged = contact.is_some_and(|contact| contact.acknowledged(compiled));
+                (!acknowledged).then_some("has not acknowledged a policy without them")?
             }
         };
         Some(format!("the proxy of pod {} {why}", pod.name))
@@ -49,7 +49,7 @@ fn names(selector: &LabelSelector, key: &str) -> bool {
     selector.match_labels.contains_key(key) || selector.match_expressions.iter().any(|one| one.key == key)
 }
 
-fn goes_by(policy: &Policy, keys: &BTreeSet<&str>) -> bool {
+fn has_any(policy: &Policy, keys: &BTreeSet<&str>) -> bool {
     let mut requirements = policy.limits.iter().flat_map(|limit| limit.selector.requirements());
     requirements.any(|requirement| keys.contains(requirement.key()))
 }
@@ -99,15 +99,15 @@ mod tests {
     fn a_proxy_uses_them_until_it_acknowledges_others() {
         let plan = switched(&format!("{ROOT}{POD}"));
         let pod: PodName = "ops/op-0".parse().unwrap();
-        let said = |digest| [(pod.clone(), Contact { digest, ..Contact::default() })].into();
-        let waits = Some("the proxy of pod ops/op-0 has not acknowledged others".to_owned());
+        let contact = |digest| [(pod.clone(), Contact { digest, ..Contact::default() })].into();
+        let waits = Some("the proxy of pod ops/op-0 has not acknowledged a policy without them".to_owned());
         assert_eq!(by_former(&plan, &BTreeMap::new()), waits);
-        assert_eq!(by_former(&plan, &said(7)), waits);
-        let digest = plan.told()[&pod].sent().digest;
-        assert_eq!(by_former(&plan, &said(digest)), None);
-        let mut untold = plan;
-        untold.only_told = Some(BTreeMap::new());
-        assert!(by_former(&untold, &said(digest)).is_some_and(|why| why.ends_with("nothing new")));
+        assert_eq!(by_former(&plan, &contact(7)), waits);
+        let digest = plan.sendable()[&pod].digest();
+        assert_eq!(by_former(&plan, &contact(digest)), None);
+        let mut unwritten = plan;
+        unwritten.sendable = Some(BTreeMap::new());
+        assert!(by_former(&unwritten, &contact(digest)).is_some_and(|why| why.ends_with("no new policy yet")));
     }
 
     #[test]

@@ -8,16 +8,16 @@ pub(crate) fn name(pod: &str) -> PodName {
     PodName { namespace: "ns".to_owned(), name: pod.to_owned() }
 }
 
-pub(crate) fn notice(pod: &str, node: &str, epoch: u64) -> Posted {
-    Posted {
-        pod: name(pod),
+pub(crate) fn notice(pod: &str, node: &str, epoch: u64) -> EnrolledPod {
+    EnrolledPod {
+        name: name(pod),
         uid: format!("uid-of-{pod}"),
         node: Some(node.to_owned()),
-        said: Some(Said::from(&told_in(epoch))),
+        policy: Some(Arc::new(policy_in(epoch))),
     }
 }
 
-fn told_in(epoch: u64) -> CompiledPolicy {
+fn policy_in(epoch: u64) -> CompiledPolicy {
     let policy = Policy { epoch, ..Policy::default() };
     CompiledPolicy::new(None, Some("ns/op".to_owned()), epoch, policy)
 }
@@ -40,11 +40,11 @@ pub(crate) fn receipt(pod: &str, epoch: u64) -> Receipt {
 }
 
 fn read(reader: &mut Reader) -> Vec<(String, u64)> {
-    reader.read().iter().map(|posted| (posted.pod.name.clone(), posted.said.as_ref().unwrap().epoch)).collect()
+    reader.read().iter().map(|pod| (pod.name.name.clone(), pod.policy.as_ref().unwrap().policy.epoch)).collect()
 }
 
-fn told(told: &[(&str, u64)]) -> Vec<(String, u64)> {
-    told.iter().map(|(pod, epoch)| ((*pod).to_owned(), *epoch)).collect()
+fn epochs(epochs: &[(&str, u64)]) -> Vec<(String, u64)> {
+    epochs.iter().map(|(pod, epoch)| ((*pod).to_owned(), *epoch)).collect()
 }
 
 /// Whether it is woken.
@@ -75,24 +75,24 @@ fn a_reader_sees_its_own_node_only_and_only_the_newest() {
     let (mut one, mut two) = (store.follow(node("one")), store.follow(node("two")));
     store.publish([notice("a", "one", 1), notice("b", "one", 1), notice("c", "two", 1)]);
     store.publish([notice("a", "one", 2), notice("b", "one", 1), notice("c", "two", 1)]);
-    assert_eq!(read(&mut one), told(&[("a", 2), ("b", 1)]));
-    assert_eq!(read(&mut two), told(&[("c", 1)]));
+    assert_eq!(read(&mut one), epochs(&[("a", 2), ("b", 1)]));
+    assert_eq!(read(&mut two), epochs(&[("c", 1)]));
     store.publish([notice("a", "one", 2), notice("b", "one", 3), notice("c", "two", 1)]);
     assert!(woken(&one) && !woken(&two), "what is not its own does not wake it");
     store.publish([notice("a", "one", 2), notice("b", "two", 3), notice("c", "two", 1)]);
     assert!(woken(&two));
-    assert_eq!(read(&mut one), told(&[("a", 2)]));
-    assert_eq!(read(&mut two), told(&[("b", 3), ("c", 1)]));
+    assert_eq!(read(&mut one), epochs(&[("a", 2)]));
+    assert_eq!(read(&mut two), epochs(&[("b", 3), ("c", 1)]));
 }
 
 #[test]
-fn another_incarnation_is_told_nothing() {
+fn another_incarnation_gets_no_policy() {
     let store = Arc::new(PolicyStore::default());
     let subject = |uid: &str| Subject::Pod(name("a"), uid.to_owned());
     let (mut old, mut new) = (store.follow(subject("old")), store.follow(subject("uid-of-a")));
     store.publish([notice("a", "one", 1)]);
     assert!(read(&mut old).is_empty());
-    assert_eq!(read(&mut new), told(&[("a", 1)]));
+    assert_eq!(read(&mut new), epochs(&[("a", 1)]));
     store.publish([]);
     assert!(woken(&new));
     assert!(read(&mut new).is_empty());
@@ -126,11 +126,11 @@ fn a_newer_version_of_the_same_is_known_and_wakes_nobody() {
     let mut reader = store.follow(node("one"));
     store.publish([notice("a", "one", 1)]);
     reader.read();
-    let mut newer = told_in(1);
+    let mut newer = policy_in(1);
     newer.version = 5;
-    store.publish([Posted { said: Some(Said::from(&newer)), ..notice("a", "one", 1) }]);
+    store.publish([EnrolledPod { policy: Some(Arc::new(newer)), ..notice("a", "one", 1) }]);
     assert!(!woken(&reader));
-    assert_eq!(reader.read()[0].said.as_ref().unwrap().version, 5);
+    assert_eq!(reader.read()[0].policy.as_ref().unwrap().version, 5);
 }
 
 #[test]

@@ -8,15 +8,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::wire::Known;
+use ctrlmesh_common::wire::PolicySummary;
 use tokio::time::{self, Instant};
 use tonic::Status;
 use tracing::{info, warn};
 
 use super::PushService;
-use super::sent_policy::is_of;
-use crate::push::policy_store::{Posted, Reader, Said};
+use super::delivery::is_of;
+use crate::push::policy_store::{EnrolledPod, Reader};
 use crate::push::staleness::{StaleCandidate, Staleness};
+use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::PodName;
 use crate::telemetry;
 
@@ -39,7 +40,7 @@ pub(super) type MinimumVersions = HashMap<PodName, (String, u64)>;
 pub(super) async fn catch_up(
     push: &PushService,
     reader: &mut Reader,
-    known: &HashMap<PodName, Known>,
+    known: &HashMap<PodName, PolicySummary>,
 ) -> Result<MinimumVersions, Status> {
     let now = Instant::now();
     while !candidates(&reader.read(), known).is_empty() {
@@ -54,11 +55,11 @@ pub(super) async fn catch_up(
 async fn settle(
     push: &PushService,
     reader: &mut Reader,
-    known: &HashMap<PodName, Known>,
+    known: &HashMap<PodName, PolicySummary>,
     end: Instant,
 ) -> Result<MinimumVersions, Status> {
     let subject = reader.subject().clone();
-    let mut posted = push.staleness.posted();
+    let mut plans = push.staleness.published();
     loop {
         let asked = candidates(&reader.read(), known);
         let answer = push.staleness.ask(&subject, &asked).await.map_err(|error| {
@@ -68,7 +69,7 @@ async fn settle(
         let again = end.min(Instant::now() + ASK_AGAIN);
         loop {
             // Taken first, so that what is read from the store is at least as new.
-            let plan = posted.borrow_and_update().clone();
+            let plan = plans.borrow_and_update().clone();
             let left = candidates(&reader.read(), known);
             let compared = plan.map_or_else(
                 || vec![Staleness::Behind; left.len()],
@@ -78,7 +79,7 @@ async fn settle(
             if let Some(held_back) = settled(left, &compared, is_over)? {
                 return Ok(held_back);
             }
-            if !matches!(time::timeout_at(again, posted.changed()).await, Ok(Ok(()))) {
+            if !matches!(time::timeout_at(again, plans.changed()).await, Ok(Ok(()))) {
                 break;
             }
         }
@@ -96,11 +97,11 @@ fn settled(
         match (compared, newer) {
             (Staleness::UpToDate, None) => {}
             (Staleness::UpToDate, Some(_)) => {
-                warn!(%pod, "the pod's proxy was told what is newer than anything that is written down; it is told that");
+                warn!(%pod, "the pod's proxy has a newer policy than any status; it gets the one of the status");
             }
             (_, _) if !is_over => return Ok(None),
             (Staleness::Unwritten, Some(newer)) => {
-                info!(%pod, "the pod's proxy was told what is not written down here; it keeps that until it is");
+                info!(%pod, "the pod's proxy has a policy whose epoch no status has yet; it keeps that policy until then");
                 held_back.extend(operators.into_iter().map(|operator| (pod.clone(), (operator, newer))));
             }
             _ => {
@@ -114,9 +115,9 @@ fn settled(
 }
 
 /// Whether the policy must not be sent yet. Once it may be, the entry is dropped.
-pub(super) fn is_held(held_back: &mut MinimumVersions, pod: &PodName, said: &Said) -> bool {
+pub(super) fn is_held(held_back: &mut MinimumVersions, pod: &PodName, policy: &CompiledPolicy) -> bool {
     let Some((operator, version)) = held_back.get(pod) else { return false };
-    let is_older = said.operator.as_ref() == Some(operator) && said.version < *version;
+    let is_older = policy.operator.as_ref() == Some(operator) && policy.version < *version;
     if !is_older {
         held_back.remove(pod);
     }
@@ -127,23 +128,23 @@ pub(super) fn is_held(held_back: &mut MinimumVersions, pod: &PodName, said: &Sai
 /// ShardingConfig.
 ///
 /// A pod without a policy keeps what it has.
-fn candidates(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Vec<StaleCandidate> {
-    let posted: HashMap<&PodName, &Posted> = posted.iter().map(|one| (&one.pod, &**one)).collect();
-    let candidate = |(pod, known): (&PodName, &Known)| {
+fn candidates(pods: &[Arc<EnrolledPod>], known: &HashMap<PodName, PolicySummary>) -> Vec<StaleCandidate> {
+    let pods: HashMap<&PodName, &EnrolledPod> = pods.iter().map(|one| (&one.name, &**one)).collect();
+    let candidate = |(pod, known): (&PodName, &PolicySummary)| {
         let candidate = |operators: &[&str], newer| {
             let operators = operators.iter().filter(|one| !one.is_empty());
             let operators = operators.map(|one| (*one).to_owned()).collect();
             Some(StaleCandidate { pod: pod.clone(), operators, newer })
         };
-        let Some(posted) = posted.get(pod).filter(|posted| is_of(known, posted)) else {
+        let Some(stored) = pods.get(pod).filter(|stored| is_of(known, stored)) else {
             return candidate(&[], None);
         };
-        let said = posted.said.as_ref()?;
-        let operator = said.operator.as_deref().unwrap_or_default();
+        let policy = stored.policy.as_ref()?;
+        let operator = policy.operator.as_deref().unwrap_or_default();
         if operator != known.operator {
             return candidate(&[operator, &known.operator], None);
         }
-        let newer = known.version > said.version;
+        let newer = known.version > policy.version;
         newer.then(|| candidate(&[operator], Some(known.version))).flatten()
     };
     known.iter().filter_map(candidate).collect()
@@ -153,29 +154,28 @@ fn candidates(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Vec<St
 mod tests {
     use ctrlmesh_common::policy::Policy;
 
-    use super::super::sent_policy::{id, known};
+    use super::super::delivery::{id, known};
     use super::*;
-    use crate::push::policy_store::{PolicyStore, Said, Subject};
-    use crate::rules::compile;
+    use crate::push::policy_store::{PolicyStore, Subject};
 
     /// What a proxy of `ops/a` reports.
-    fn known_by(operator: &str, version: u64) -> HashMap<PodName, Known> {
+    fn known_by(operator: &str, version: u64) -> HashMap<PodName, PolicySummary> {
         let pod = Some(id(&"ops/a".parse().unwrap(), "1"));
         let operator = operator.to_owned();
-        known(vec![Known { pod, operator, version, ..Known::default() }])
+        known(vec![PolicySummary { pod, operator, version, ..PolicySummary::default() }])
     }
 
     /// That pod in the store.
-    fn posted(uid: &str, told: impl Into<Option<compile::CompiledPolicy>>) -> Vec<Arc<Posted>> {
-        let (store, pod) = (Arc::<PolicyStore>::default(), "ops/a".parse::<PodName>().unwrap());
-        let said = told.into().as_ref().map(Said::from);
-        store.publish([Posted { pod: pod.clone(), uid: uid.to_owned(), node: None, said }]);
-        store.follow(Subject::Pod(pod, uid.to_owned())).read()
+    fn stored(uid: &str, policy: impl Into<Option<CompiledPolicy>>) -> Vec<Arc<EnrolledPod>> {
+        let (store, name) = (Arc::<PolicyStore>::default(), "ops/a".parse::<PodName>().unwrap());
+        let policy = policy.into().map(Arc::new);
+        store.publish([EnrolledPod { name: name.clone(), uid: uid.to_owned(), node: None, policy }]);
+        store.follow(Subject::Pod(name, uid.to_owned())).read()
     }
 
-    fn by(operator: &str, version: u64) -> compile::CompiledPolicy {
+    fn by(operator: &str, version: u64) -> CompiledPolicy {
         let operator = Some(operator.to_owned());
-        compile::CompiledPolicy::new(None, operator, version, Policy::default())
+        CompiledPolicy::new(None, operator, version, Policy::default())
     }
 
     #[test]
@@ -202,34 +202,32 @@ mod tests {
     fn a_held_back_policy_is_sent_once_it_is_not_older() {
         let pod: PodName = "ops/a".parse().unwrap();
         let held_back = || MinimumVersions::from([(pod.clone(), ("ops/op".to_owned(), 5))]);
-        let says = |held_back: &mut MinimumVersions, told| {
-            is_held(held_back, &pod, posted("1", told)[0].said.as_ref().unwrap())
-        };
-        for told in [by("ops/op", 5), by("ops/b", 1), compile::CompiledPolicy::nothing()] {
+        let held = |held_back: &mut MinimumVersions, policy: CompiledPolicy| is_held(held_back, &pod, &policy);
+        for policy in [by("ops/op", 5), by("ops/b", 1), CompiledPolicy::nothing()] {
             let mut held_back = held_back();
-            assert!(says(&mut held_back, by("ops/op", 4)));
-            assert!(!says(&mut held_back, told));
-            assert!(!says(&mut held_back, by("ops/op", 4)), "for good");
+            assert!(held(&mut held_back, by("ops/op", 4)));
+            assert!(!held(&mut held_back, policy));
+            assert!(!held(&mut held_back, by("ops/op", 4)), "for good");
         }
     }
 
     #[test]
     fn a_policy_that_would_take_something_may_be_stale() {
-        let nothing = Some(compile::CompiledPolicy::nothing());
-        let of = |posted: &[Arc<Posted>], known| {
-            candidates(posted, &known).pop().map(|candidate| (candidate.operators.join(" "), candidate.newer))
+        let nothing = Some(CompiledPolicy::nothing());
+        let of = |pods: &[Arc<EnrolledPod>], known| {
+            candidates(pods, &known).pop().map(|candidate| (candidate.operators.join(" "), candidate.newer))
         };
         let knows = || known_by("ops/op", 5);
         let candidate = |operators: &str, newer| Some((operators.to_owned(), newer));
         assert_eq!(of(&[], knows()), candidate("", None), "it is not there");
-        assert_eq!(of(&posted("2", by("ops/op", 9)), knows()), candidate("", None), "nor this one");
-        assert_eq!(of(&posted("1", nothing.clone()), knows()), candidate("ops/op", None));
-        assert_eq!(of(&posted("1", by("ops/b", 9)), knows()), candidate("ops/b ops/op", None));
-        assert_eq!(of(&posted("1", by("ops/b", 9)), known_by("", 0)), candidate("ops/b", None));
-        assert_eq!(of(&posted("1", by("ops/op", 4)), knows()), candidate("ops/op", Some(5)));
+        assert_eq!(of(&stored("2", by("ops/op", 9)), knows()), candidate("", None), "nor this one");
+        assert_eq!(of(&stored("1", nothing.clone()), knows()), candidate("ops/op", None));
+        assert_eq!(of(&stored("1", by("ops/b", 9)), knows()), candidate("ops/b ops/op", None));
+        assert_eq!(of(&stored("1", by("ops/b", 9)), known_by("", 0)), candidate("ops/b", None));
+        assert_eq!(of(&stored("1", by("ops/op", 4)), knows()), candidate("ops/op", Some(5)));
         for holds in [None, Some(by("ops/op", 5)), Some(by("ops/op", 6))] {
-            assert_eq!(of(&posted("1", holds), knows()), None);
+            assert_eq!(of(&stored("1", holds), knows()), None);
         }
-        assert_eq!(of(&posted("1", nothing), known_by("", 0)), None);
+        assert_eq!(of(&stored("1", nothing), known_by("", 0)), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ctrlmesh_common::wire::{Hello, Report, Said};
+use ctrlmesh_common::wire::{Content, Hello, Report};
 use tokio::time;
 use tonic::{Status, Streaming};
 
@@ -21,10 +21,10 @@ pub(super) async fn read(
     let first = time::timeout(HELLO, inbound.message()).await;
     let refuse = |reason, status| Err(push.refuse(reason, identity, status));
     match first {
-        Ok(Ok(Some(Report { said: Some(Said::Hello(hello)) }))) => Ok(hello),
-        Ok(Ok(_)) => refuse(Refused::Message, Status::invalid_argument("says no hello")),
+        Ok(Ok(Some(Report { content: Some(Content::Hello(hello)) }))) => Ok(hello),
+        Ok(Ok(_)) => refuse(Refused::Message, Status::invalid_argument("the first message is no hello")),
         Ok(Err(status)) => refuse(Refused::Message, status),
-        Err(_elapsed) => refuse(Refused::Slow, Status::deadline_exceeded("says nothing")),
+        Err(_elapsed) => refuse(Refused::Slow, Status::deadline_exceeded("no hello came in time")),
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn subject(push: &PushService, identity: &Identity, hello: &Hello) ->
             _ => Err(Status::permission_denied("its token is not of that node")),
         };
     }
-    let pod = hello.pod.as_ref().ok_or_else(|| Status::permission_denied("asks for nobody"))?;
+    let pod = hello.pod.as_ref().ok_or_else(|| Status::permission_denied("names neither node nor pod"))?;
     let own = pod.namespace == identity.pod.namespace
         && pod.name == identity.pod.name
         && (pod.uid.is_empty() || pod.uid == identity.uid);

@@ -69,7 +69,7 @@ impl ReceiptRelay {
                 () = another => {}
                 ended = self.relay_to(&leader) => {
                     if let Err(error) = ended {
-                        debug!(leader = &*leader, error = telemetry::chain(&error), "the leader is not told");
+                        debug!(leader = &*leader, error = telemetry::chain(&error), "receipts do not reach the leader");
                     }
                     time::sleep(RETRY).await;
                 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, Report, Said, Update};
+use ctrlmesh_common::wire::{Content, Hello, MAX_KNOWN, PodEntry, PolicySummary, Report, Update};
 use futures::StreamExt as _;
 use futures::stream::Map;
 use tokio::sync::{mpsc, watch};
@@ -18,13 +18,13 @@ use tracing::debug;
 
 use super::PushService;
 use super::catch_up::{MinimumVersions, catch_up, is_held};
+use super::delivery::{Delivery, RemovedPods, id, is_of, known, name};
 use super::hello;
 use super::latest_connections::Replaced;
-use super::sent_policy::{RemovedPods, SentPolicy, id, is_of, known, name};
 use crate::ca::api_server::ApiServer;
 use crate::metrics::{Open, Refused};
 use crate::push::identity::{IdentityError, ReviewedIdentity};
-use crate::push::policy_store::{Posted, Reader, Receipt, Subject};
+use crate::push::policy_store::{EnrolledPod, Reader, Receipt, Subject};
 use crate::rules::pod::PodName;
 
 /// Bytes of policies in one message; the rest follows in the next one.
@@ -47,8 +47,7 @@ struct Session {
     inbound: Streaming<Report>,
     outbound: mpsc::Sender<Outgoing>,
     replaced: Replaced,
-    /// Policies that were sent.
-    told: HashMap<PodName, SentPolicy>,
+    delivered: HashMap<PodName, Delivery>,
     /// Removals that were sent.
     gone: RemovedPods,
     /// Policies that are held back.
@@ -61,7 +60,7 @@ struct Session {
 }
 
 enum Event {
-    Said(Result<Option<Report>, Status>),
+    Report(Result<Option<Report>, Status>),
     News,
     Room,
     Review,
@@ -110,7 +109,7 @@ pub(super) async fn follow(
         inbound,
         outbound,
         replaced,
-        told: HashMap::new(),
+        delivered: HashMap::new(),
         gone: RemovedPods::default(),
         held_back: MinimumVersions::new(),
         servers,
@@ -140,28 +139,28 @@ impl Session {
     }
 
     /// Sends what the proxy does not have.
-    async fn begin(&mut self, known: HashMap<PodName, Known>) -> Result<(), Status> {
+    async fn begin(&mut self, known: HashMap<PodName, PolicySummary>) -> Result<(), Status> {
         self.held_back = tokio::select! {
             held_back = catch_up(&self.push, &mut self.reader, &known) => held_back?,
             () = self.outbound.closed() => return Err(Status::cancelled("the proxy is gone")),
             () = self.push.drain.started() => return Err(Status::unavailable("the manager ends")),
         };
         let now = self.reader.read();
-        for posted in &now {
-            let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said) else {
+        for pod in &now {
+            let (Some(known), Some(policy)) = (known.get(&pod.name), &pod.policy) else {
                 continue;
             };
             // Counts as sent, so that the proxy hears when the pod is gone.
-            let keeps = known.digest == said.digest || self.held_back.contains_key(&posted.pod);
-            if is_of(known, posted) && keeps {
-                let told = SentPolicy::of(posted, said, known.epoch).left_with(known.digest);
-                self.told.insert(posted.pod.clone(), told);
-                self.receipt(&posted.pod, true);
+            let keeps = known.digest == policy.digest() || self.held_back.contains_key(&pod.name);
+            if is_of(known, pod) && keeps {
+                let delivery = Delivery::of(pod, policy, known.epoch).left_with(known.digest);
+                self.delivered.insert(pod.name.clone(), delivery);
+                self.receipt(&pod.name, true);
             }
         }
         let mut update = self.update();
-        // Of a pod that is there, and of which nothing can be said, the proxy keeps what it has.
-        let here = |known: &Known| now.iter().any(|posted| is_of(known, posted));
+        // A proxy keeps its policy of a pod that is there and has no policy here.
+        let here = |known: &PolicySummary| now.iter().any(|pod| is_of(known, pod));
         let gone = known.into_values().filter(|known| !here(known));
         update.gone.extend(gone.filter_map(|known| known.pod));
         // An empty first message tells the proxy that it is up to date.
@@ -173,7 +172,7 @@ impl Session {
         let mut review = Box::pin(time::sleep_until(self.review));
         loop {
             let event = tokio::select! {
-                said = self.inbound.message() => Event::Said(said),
+                report = self.inbound.message() => Event::Report(report),
                 () = self.reader.changed(), if !self.news => Event::News,
                 () = moved(&mut self.servers), if !self.news => Event::News,
                 // The permit itself is not needed: nobody else sends.
@@ -184,9 +183,9 @@ impl Session {
                 () = self.push.drain.started() => Event::Shutdown,
             };
             let done = match event {
-                Event::Said(Ok(None)) => return None,
-                Event::Said(Ok(Some(report))) => self.take_verdict(report),
-                Event::Said(Err(status)) => Err(self.unreadable(status)?),
+                Event::Report(Ok(None)) => return None,
+                Event::Report(Ok(Some(report))) => self.take_verdict(report),
+                Event::Report(Err(status)) => Err(self.unreadable(status)?),
                 Event::News => {
                     self.news = true;
                     Ok(())
@@ -213,24 +212,24 @@ impl Session {
 
     /// Takes the proxy's verdict on a policy.
     fn take_verdict(&mut self, report: Report) -> Result<(), Status> {
-        let Some(Said::Verdict(verdict)) = report.said else {
-            let status = Status::invalid_argument("says something else than a verdict");
+        let Some(Content::Verdict(verdict)) = report.content else {
+            let status = Status::invalid_argument("the report is no verdict");
             return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
         };
         let of = verdict.pod.clone().unwrap_or_default();
         let pod = name(&of);
-        let told = self.told.get_mut(&pod);
-        let Some(told) = told.filter(|told| of.uid.is_empty() || of.uid == told.uid) else {
+        let delivery = self.delivered.get_mut(&pod);
+        let Some(delivery) = delivery.filter(|delivery| of.uid.is_empty() || of.uid == delivery.uid) else {
             if self.gone.has(&of) {
                 return Ok(());
             }
-            let status = Status::permission_denied("speaks of a pod that it was told nothing of");
+            let status = Status::permission_denied("the verdict is on a pod of which the proxy was sent no policy");
             return Err(self.push.refuse(Refused::Foreign, &self.proven.identity, status));
         };
         // A verdict on an older policy is ignored.
-        if told.digest == verdict.digest {
-            if !told.apply_verdict(verdict, &pod, &self.push) {
-                let status = Status::resource_exhausted("says too much of one policy");
+        if delivery.digest == verdict.digest {
+            if !delivery.apply_verdict(verdict, &pod, &self.push) {
+                let status = Status::resource_exhausted("too many verdicts on one policy");
                 return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
             }
             self.receipt(&pod, true);
@@ -271,38 +270,38 @@ impl Session {
         let mut update = Update::default();
         let mut bytes = 0;
         self.news = false;
-        let here: HashMap<&PodName, &Posted> = now.iter().map(|posted| (&posted.pod, &**posted)).collect();
-        self.told.retain(|pod, told| {
-            let stays = here.get(pod).is_some_and(|posted| posted.uid == told.uid);
+        let here: HashMap<&PodName, &EnrolledPod> = now.iter().map(|pod| (&pod.name, &**pod)).collect();
+        self.delivered.retain(|pod, delivery| {
+            let stays = here.get(pod).is_some_and(|one| one.uid == delivery.uid);
             if !stays {
                 self.held_back.remove(pod);
-                update.gone.push(id(pod, &told.uid));
-                self.gone.remember(id(pod, &told.uid));
+                update.gone.push(id(pod, &delivery.uid));
+                self.gone.remember(id(pod, &delivery.uid));
             }
             stays
         });
-        for posted in &now {
-            let Some(said) = &posted.said else { continue };
-            if is_held(&mut self.held_back, &posted.pod, said) {
+        for pod in &now {
+            let Some(policy) = &pod.policy else { continue };
+            if is_held(&mut self.held_back, &pod.name, policy) {
                 continue;
             }
-            let last = self.told.get(&posted.pod);
-            if last.is_some_and(|told| told.digest == said.digest) {
+            let last = self.delivered.get(&pod.name);
+            if last.is_some_and(|last| last.digest == policy.digest()) {
                 continue;
             }
             if bytes >= FULL_BYTES {
                 self.news = true;
                 break;
             }
-            bytes += said.policy.len();
-            let epoch = last.map_or(0, |told| told.epoch);
-            self.told.insert(posted.pod.clone(), SentPolicy::of(posted, said, epoch));
-            update.policies.push(Entry {
-                pod: Some(id(&posted.pod, &posted.uid)),
-                digest: said.digest,
-                policy: said.policy.clone(),
-                operator: said.operator.clone().unwrap_or_default(),
-                version: said.version,
+            bytes += policy.json().len();
+            let epoch = last.map_or(0, |last| last.epoch);
+            self.delivered.insert(pod.name.clone(), Delivery::of(pod, policy, epoch));
+            update.policies.push(PodEntry {
+                pod: Some(id(&pod.name, &pod.uid)),
+                digest: policy.digest(),
+                policy: policy.json().clone(),
+                operator: policy.operator.clone().unwrap_or_default(),
+                version: policy.version,
             });
         }
         let servers = self.servers.as_mut();
@@ -329,15 +328,15 @@ impl Session {
     }
 
     fn receipt(&self, pod: &PodName, connected: bool) {
-        let told = self.told.get(pod).filter(|told| self.reader.speaks_for(told.inside));
-        let Some(told) = told else { return };
+        let delivery = self.delivered.get(pod).filter(|delivery| self.reader.speaks_for(delivery.inside));
+        let Some(delivery) = delivery else { return };
         let receipt = Receipt {
-            uid: told.uid.clone(),
-            node: told.node.clone(),
+            uid: delivery.uid.clone(),
+            node: delivery.node.clone(),
             by: self.by.clone(),
-            epoch: told.epoch,
-            digest: told.in_force,
-            refused: told.refused.clone(),
+            epoch: delivery.epoch,
+            digest: delivery.in_force,
+            refused: delivery.refused.clone(),
             connected,
             last_contact: SystemTime::now(),
         };
@@ -349,7 +348,7 @@ impl Session {
         if !self.push.latest_connections.end(&self.proven.identity.uid, &mut self.replaced) {
             return;
         }
-        for pod in self.told.keys() {
+        for pod in self.delivered.keys() {
             self.receipt(pod, false);
         }
     }

@@ -56,7 +56,7 @@ async fn served_inside(push: &PushService, identity: &Identity) -> bool {
     let subject = Subject::Pod(identity.pod.clone(), identity.uid.clone());
     let mut reader = push.store.follow(subject);
     loop {
-        if let Some(inside) = reader.read().iter().find_map(|posted| posted.served_inside()) {
+        if let Some(inside) = reader.read().iter().find_map(|pod| pod.is_served_inside()) {
             return inside;
         }
         reader.changed().await;

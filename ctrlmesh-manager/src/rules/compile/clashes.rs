@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use ctrlmesh_common::api::ShardingConfig;
 
 use super::placement::namespace;
-use super::{Operator, Policies, Trouble, World, operator, record};
+use super::{Drafts, Operator, Trouble, World, operator, record};
 use crate::rules::validate;
 
 /// Highest precedence first.
@@ -27,11 +27,11 @@ enum Precedence {
     NotAccepted,
 }
 
-/// The operators that lose against another one, by index, with the reason. `policies` is `None` for operators
+/// The operators that lose against another one, by index, with the reason. `drafts` is `None` for operators
 /// that get no new policy anyway.
 pub(super) fn superseded(
     operators: &[Operator<'_>],
-    policies: &[Option<Policies>],
+    drafts: &[Option<Drafts>],
     world: World<'_>,
 ) -> Vec<(usize, Trouble)> {
     let mut by_namespace_all: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();
@@ -40,7 +40,7 @@ pub(super) fn superseded(
     }
     let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
-        if policies[at].is_some() {
+        if drafts[at].is_some() {
             by_namespace.entry(operator.namespace()).or_default().push(at);
         }
     }
@@ -52,21 +52,21 @@ pub(super) fn superseded(
             let meta = &operator.config().metadata;
             let created_at = meta.creation_timestamp.as_ref().map(|time| time.0);
             // A config from a file has no creation time, and comes last, by name.
-            (precedence(operator, policies[*at].as_ref()), created_at.is_none(), created_at, meta.name.clone())
+            (precedence(operator, drafts[*at].as_ref()), created_at.is_none(), created_at, meta.name.clone())
         });
         let configs: Vec<&ShardingConfig> = rivals.iter().map(|at| operators[*at].config()).collect();
         let of_namespace = by_namespace_all.get(namespace).map_or(&[][..], Vec::as_slice);
         let superseded = validate::superseded(&configs, of_namespace).into_iter();
         losers.extend(superseded.map(|(one, problem)| {
-            let message = format!("{problem}; nothing new is told until they do");
+            let message = format!("{problem}; no new policy is sent until they do");
             (rivals[one], operator::trouble(configs[one], message))
         }));
     }
     losers
 }
 
-fn precedence(operator: &Operator<'_>, policies: Option<&Policies>) -> Precedence {
-    if policies.is_some_and(|policies| record::is_written(operator, policies)) {
+fn precedence(operator: &Operator<'_>, drafts: Option<&Drafts>) -> Precedence {
+    if drafts.is_some_and(|drafts| record::is_written(operator, drafts)) {
         return Precedence::InForce;
     }
     let conditions = operator.status().into_iter().flat_map(|status| &status.conditions);

@@ -12,7 +12,7 @@ use ctrlmesh_common::share;
 use ctrlmesh_common::slots::NamespaceHash;
 
 use super::placement::{Placement, namespace};
-use super::{CompiledPolicy, Trouble, World};
+use super::{CompiledPolicy, Drafts, Trouble, World};
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, Shard};
 use crate::rules::validate;
@@ -116,10 +116,8 @@ impl Operator<'_> {
         version.and_then(|version| version.parse().ok()).unwrap_or_default()
     }
 
-    /// The policy of a shard, without what depends on the pod.
-    pub(super) fn tells(&self, shard: &str, policy: &Policy) -> CompiledPolicy {
-        let (shard, operator) = (Some(shard.to_owned()), Some(self.full_name()));
-        CompiledPolicy::new(shard, operator, self.version(), policy.clone())
+    pub(super) fn compiled(&self, shard: &str, policy: Policy) -> CompiledPolicy {
+        CompiledPolicy::new(Some(shard.to_owned()), Some(self.full_name()), self.version(), policy)
     }
 
     /// `None` if the pod is of another operator.
@@ -171,7 +169,7 @@ impl Operator<'_> {
     ///
     /// # Errors
     /// The first ShardingConfig from which none follows.
-    pub(super) fn policies(&self) -> Result<BTreeMap<String, Policy>, Trouble> {
+    pub(super) fn drafts(&self) -> Result<Drafts, Trouble> {
         let restart_on_loss = self.config.spec.root.as_ref().is_some_and(|root| root.on_loss == Some(OnLoss::Restart));
         let fence = self.fence();
         let of = |config: &ShardingConfig| {
@@ -180,7 +178,7 @@ impl Operator<'_> {
             let owned = |fence: &Fence| Fence { owner: Some(name(config).to_owned()), ..fence.clone() };
             let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
-            Ok((name(config).to_owned(), policy))
+            Ok((name(config).to_owned(), self.compiled(name(config), policy)))
         };
         match &self.division {
             Division::Root { shards, .. } => shards.iter().map(|shard| of(&shard.config)).collect(),
@@ -194,8 +192,8 @@ impl Operator<'_> {
         if self.valid || namespace(self.config) != pod.name.namespace {
             return false;
         }
-        let told = last.and_then(|last| last.shard.as_deref());
-        let mut shards = told.into_iter().chain(pod.labelled_shard());
+        let last_shard = last.and_then(|last| last.shard.as_deref());
+        let mut shards = last_shard.into_iter().chain(pod.labelled_shard());
         match (&self.division, &self.config.spec.root) {
             (Division::Unknown { prefix }, Some(rule)) => {
                 shards.any(|shard| shard.starts_with(prefix)) || pod.is_of_target(rule)

@@ -6,20 +6,20 @@ use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::ownership::{MAX_EPOCH, Ownership};
 use ctrlmesh_common::slots;
 
-use super::{Operator, Policies, Record};
+use super::{Drafts, Operator, Record};
 
-/// The record of a valid `operator` with `policies`, which have no epoch yet.
+/// The record of a valid `operator`.
 ///
 /// The epoch stays if the status has the same content. Else it is greater than all epochs of the operator and
 /// its shards, which are standalone while their root is switched off. An epoch without room for a later one
 /// was written by somebody else, and is ignored.
-pub(super) fn of(operator: &Operator<'_>, policies: &Policies, configs: &[ShardingConfig]) -> Record {
+pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingConfig]) -> Record {
     let status = operator.status();
     let mut before = status.and_then(|status| status.ownership.clone()).unwrap_or_default();
     before.epoch = extendable(before.epoch);
     let (written, newest) = (epoch(status), newest(operator, configs));
     let table = operator.table();
-    let policy_digest = digest(table.as_ref(), texts(policies));
+    let policy_digest = digest(table.as_ref(), texts(drafts));
     let digest_in_status = status.and_then(|status| status.policy_digest.as_ref());
     let unchanged = digest_in_status == Some(&policy_digest)
         && written > 0
@@ -35,7 +35,7 @@ pub(super) fn of(operator: &Operator<'_>, policies: &Policies, configs: &[Shardi
             let changed = after.epoch != before.epoch || before.epoch == 0;
             Ownership { epoch: if changed { next } else { before.epoch }, ..after }
         }),
-        shards: if operator.is_root() { shard_digests(policies) } else { BTreeMap::new() },
+        shards: if operator.is_root() { shard_digests(drafts) } else { BTreeMap::new() },
         unserved: operator.unserved(),
     }
 }
@@ -46,10 +46,10 @@ pub(super) fn changed_at(operator: &Operator<'_>, record: &Record) -> Option<u64
     status.changed_at.as_ref()?.parse().ok()
 }
 
-/// Whether the status of `operator` has the hash of `policies`.
-pub(super) fn is_written(operator: &Operator<'_>, policies: &Policies) -> bool {
+/// Whether the status of `operator` has the hash of `drafts`.
+pub(super) fn is_written(operator: &Operator<'_>, drafts: &Drafts) -> bool {
     let digest_in_status = operator.status().and_then(|status| status.policy_digest.as_ref());
-    digest_in_status == Some(&digest(operator.table().as_ref(), texts(policies)))
+    digest_in_status == Some(&digest(operator.table().as_ref(), texts(drafts)))
 }
 
 /// The newest epoch in the status of the operator, of its shards, or of the inactive root that made it.
@@ -65,25 +65,32 @@ fn moved(before: &Ownership, after: &Ownership) -> bool {
 }
 
 /// The hash of each shard by itself.
-fn shard_digests(policies: &Policies) -> BTreeMap<String, String> {
-    let digest = |(name, text): (&str, &str)| (name.to_owned(), digest(None, [(name, text)]));
-    texts(policies).map(digest).collect()
+fn shard_digests(drafts: &Drafts) -> BTreeMap<String, String> {
+    let digest = |(name, text): (&str, &[u8])| (name.to_owned(), digest(None, [(name, text)]));
+    texts(drafts).map(digest).collect()
 }
 
-fn texts(policies: &Policies) -> impl Iterator<Item = (&str, &str)> {
-    policies.iter().map(|(name, draft)| (name.as_str(), draft.text.as_str()))
+fn texts(drafts: &Drafts) -> impl Iterator<Item = (&str, &[u8])> {
+    drafts.iter().map(|(name, draft)| (name.as_str(), &draft.json()[..]))
 }
 
 /// Hash of the ownership of slots and namespaces, and of all policies.
-fn digest<'a>(table: Option<&Ownership>, policies: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+fn digest<'a>(table: Option<&Ownership>, policies: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> String {
     let owned = table.map(|table| (&table.slots, &table.namespaces));
     // Maps, strings, lists and numbers always serialise.
-    let owned = serde_json::to_string(&owned).unwrap_or_default();
-    let policies =
-        policies.into_iter().map(|(name, text)| format!("{}:{text}", serde_json::to_string(name).unwrap_or_default()));
-    let policies: Vec<String> = policies.collect();
-    let text = format!("[{owned},{{{}}}]", policies.join(","));
-    format!("{:016x}", slots::fnv1a(text.as_bytes()))
+    let mut text = b"[".to_vec();
+    text.extend(serde_json::to_vec(&owned).unwrap_or_default());
+    text.extend_from_slice(b",{");
+    for (at, (name, policy)) in policies.into_iter().enumerate() {
+        if at > 0 {
+            text.push(b',');
+        }
+        text.extend(serde_json::to_vec(name).unwrap_or_default());
+        text.push(b':');
+        text.extend_from_slice(policy);
+    }
+    text.extend_from_slice(b"}]");
+    format!("{:016x}", slots::fnv1a(&text))
 }
 
 fn epoch(status: Option<&ShardingConfigStatus>) -> u64 {

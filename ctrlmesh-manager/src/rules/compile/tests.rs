@@ -1,7 +1,8 @@
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::ownership::MAX_EPOCH;
-use ctrlmesh_common::policy::Limit;
+use ctrlmesh_common::policy::{Limit, Redirect};
 use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::wire;
 use proptest::prelude::*;
 
 use super::*;
@@ -64,7 +65,7 @@ fn a_pod_labelled_after_admission_is_reported() {
 
 pub(super) fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
     let policies = compiled.policies.iter();
-    policies.map(|(name, told)| (name.name.as_str(), told.policy.epoch)).collect()
+    policies.map(|(pod, policy)| (pod.name.as_str(), policy.policy.epoch)).collect()
 }
 
 /// The status that the leader would write for the operator `name`.
@@ -81,15 +82,15 @@ fn an_epoch_grows_only_with_what_the_policy_says() {
     let (a, b) = (shard("a", "{team: a}"), shard("b", "{team: b}"));
     let first = compiled(&[a.clone(), b.clone()], &pods, &nobody);
     assert_eq!(epochs(&first), [("p", 1), ("q", 1)]);
-    assert!(tellable(&first, &nobody.policies).is_empty(), "nobody has written it down");
+    assert!(sendable(&first, &nobody.policies).is_empty(), "nobody has written it down");
     let (of_a, of_b) = (status(&first, "ops/a"), status(&first, "ops/b"));
     let written = compiled(&[b.clone() + &of_b, a + &of_a], &pods, &nobody);
     assert_eq!(written.policies, first.policies);
-    assert_eq!(tellable(&written, &nobody.policies), written.policies);
+    assert_eq!(sendable(&written, &nobody.policies), written.policies);
     let changed = [shard("a", "{team: c}") + &of_a, b + &of_b];
     let changed = compiled(&changed, &pods, &written);
     assert_eq!(epochs(&changed), [("p", 2), ("q", 1)]);
-    assert_eq!(tellable(&changed, &written.policies), written.policies, "nobody has written it");
+    assert_eq!(sendable(&changed, &written.policies), written.policies, "nobody has written it");
 }
 
 #[test]
@@ -98,10 +99,11 @@ fn a_policy_is_serialised_once_for_all_pods_that_share_it() {
     let inside = Member { redirect: Redirect::Nowhere, ..pod("r", &[("shard", "a")]) };
     let pods = [alike[0].clone(), alike[1].clone(), inside];
     let compiled = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
-    let sent: Vec<_> = compiled.policies.values().map(CompiledPolicy::sent).collect();
-    assert!(Arc::ptr_eq(&sent[0], &sent[1]) && !Arc::ptr_eq(&sent[0], &sent[2]));
-    for (told, sent) in compiled.policies.values().zip(sent) {
-        assert_eq!(*sent, Sent::of(&told.policy));
+    let policies: Vec<_> = compiled.policies.values().collect();
+    assert!(Arc::ptr_eq(policies[0], policies[1]) && !Arc::ptr_eq(policies[0], policies[2]));
+    for policy in policies {
+        assert_eq!(serde_json::from_slice::<Policy>(policy.json()).unwrap(), policy.policy);
+        assert_eq!(policy.digest(), wire::digest(policy.json()));
     }
 }
 
@@ -115,8 +117,8 @@ fn pods_of_a_root_are_fenced_by_its_table() {
     let fences = |text: String| {
         let compiled = compiled(&[text], &pods, &Compiled::default());
         let table = compiled.operators["ops/root"].ownership.clone().unwrap();
-        let policies = compiled.policies.into_values();
-        (table, policies.map(|told| (told.shard.unwrap(), told.policy.fence)).collect::<Vec<_>>())
+        let fences = compiled.policies.values().map(|one| (one.shard.clone().unwrap(), one.policy.fence.clone()));
+        (table, fences.collect::<Vec<_>>())
     };
     let (table, of_pods) = fences(rule(""));
     assert_eq!(table.pod_uids.len(), 2);
@@ -134,7 +136,7 @@ fn pods_of_a_root_are_fenced_by_its_table() {
     let (_, of_pods) = fences(rule(", fence: 'Off'"));
     assert!(of_pods.iter().all(|(_, fence)| fence.is_none()));
     let alone = compiled(&[shard("a", "{team: a}")], &[pod("p", &[("shard", "a")])], &Compiled::default());
-    assert!(alone.policies.values().all(|told| told.policy.fence.is_none()));
+    assert!(alone.policies.values().all(|policy| policy.policy.fence.is_none()));
 }
 
 #[test]
@@ -278,9 +280,7 @@ pub(super) fn child(name: &str) -> String {
 
 pub(super) fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
     let policies = compiled.policies.iter();
-    let shard = |told: &'_ CompiledPolicy| told.shard.is_some();
-    let policies = policies.filter(|(_, told)| shard(told));
-    policies.map(|(pod, told)| (pod.name.as_str(), told.shard.as_deref().unwrap())).collect()
+    policies.filter_map(|(pod, policy)| Some((pod.name.as_str(), policy.shard.as_deref()?))).collect()
 }
 
 /// Inactive roots: one is switched off, one cannot be divided.
@@ -294,7 +294,7 @@ fn epochs_go_on_in_the_shards_of_an_inactive_root() {
         let pods = [pod("op-0", &[])];
         let texts = [root.clone(), child("r-1-normal")];
         let found = compiled(&texts, &pods, &Compiled::default());
-        assert_eq!(epochs(&found), [("op-0", 8)], "{rule}: its pods were told 7");
+        assert_eq!(epochs(&found), [("op-0", 8)], "{rule}: its pods have 7");
         let said = status(&found, "ops/r-1-normal");
         let after = compiled(&[root, child("r-1-normal") + &said], &pods, &found);
         let record = &after.operators["ops/r-1-normal"];
@@ -335,11 +335,11 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
         let values: Vec<String> = (0..count).map(|n| format!("{n:060}")).collect();
         let selector = Selector::parse(&format!("a in ({})", values.join(","))).unwrap();
         let limit = Limit { relate_resources: Vec::new(), selector, changed_at: None };
-        BTreeMap::from([("a".to_owned(), Policy { limits: vec![limit], ..Policy::default() })])
+        let policy = Policy { limits: vec![limit], ..Policy::default() };
+        BTreeMap::from([("a".to_owned(), operators[0].compiled("a", policy))])
     };
-    let small = sendable(&operators[0], policy(1000)).unwrap();
-    assert_eq!(small["a"].policy, policy(1000)["a"]);
-    let trouble = sendable(&operators[0], policy(40_000)).unwrap_err();
+    assert_eq!(check_sizes(&operators[0], &policy(1000)), Ok(()));
+    let trouble = check_sizes(&operators[0], &policy(40_000)).unwrap_err();
     assert_eq!(trouble.configs, ["ops/a"]);
     assert!(trouble.message.contains("at most 2097152 are allowed"), "{trouble:?}");
 }

@@ -23,9 +23,9 @@ impl<'a> PlanIndex<'a> {
     pub fn of(plan: &'a Plan) -> Self {
         let mut index = Self::default();
         for member in plan.snapshot.members.iter().filter(|member| !member.ended) {
-            let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
-            let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
-            index.pods.entry((operator, shard)).or_default().push((member, told));
+            let Some(policy) = plan.compiled.policies.get(&member.name) else { continue };
+            let (Some(operator), Some(shard)) = (&policy.operator, &policy.shard) else { continue };
+            index.pods.entry((operator, shard)).or_default().push((member, policy));
         }
         for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
             index.roots.entry(root.metadata.namespace.as_deref()).or_default().push(root);

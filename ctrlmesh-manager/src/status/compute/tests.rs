@@ -45,9 +45,8 @@ fn name(pod: &str) -> PodName {
 
 fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> ShardingConfigStatus {
     let contact = |pod, epoch| {
-        let told = plan.compiled.policies[&name(pod)].clone();
-        let policy = Policy { epoch, ..told.policy };
-        let digest = CompiledPolicy::new(told.shard, told.operator, told.version, policy).sent().digest;
+        let policy = plan.compiled.policies[&name(pod)].policy.clone();
+        let digest = CompiledPolicy::new(None, None, 0, Policy { epoch, ..policy }).digest();
         Contact { epoch, digest, refused: None, connected: true, at: at(now) }
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
@@ -241,18 +240,18 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_reported() {
 #[test]
 fn limits_say_at_which_version_their_epoch_began() {
     let versioned = |version: &str| ROOT.replace("name: root,", &format!("name: root, resourceVersion: '{version}',"));
-    let told = |plan: &Plan| -> Vec<Option<u64>> {
+    let changes = |plan: &Plan| -> Vec<Option<u64>> {
         let policies = plan.compiled.policies.values();
-        policies.flat_map(|told| &told.policy.limits).map(|limit| limit.changed_at).collect()
+        policies.flat_map(|policy| &policy.policy.limits).map(|limit| limit.changed_at).collect()
     };
     let text = versioned("40") + &pod("op-0");
     let first = plan(&text);
-    assert!(told(&first).iter().all(Option::is_none), "nobody has written it down");
+    assert!(changes(&first).iter().all(Option::is_none), "nobody has written it down");
     let written = status(&first, 0, &[], 1);
     assert_eq!((written.epoch, written.changed_at.as_deref()), (Some(1), Some("40")));
     // The version has changed, the epoch has not.
     let second = with(&written, &(versioned("50") + &pod("op-0")));
-    assert!(!told(&second).is_empty() && told(&second).iter().all(|at| *at == Some(40)));
+    assert!(!changes(&second).is_empty() && changes(&second).iter().all(|at| *at == Some(40)));
     assert_eq!(status(&second, 0, &[("op-0", 1)], 2).changed_at.as_deref(), Some("40"));
     let other = text.replace("shardingSize: 2", "shardingSize: 1").replace("'40'", "'60'");
     let changed = status(&with(&written, &other), 0, &[], 3);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ctrlmesh_common::policy::{PodPolicy, Policy};
-use ctrlmesh_common::wire::{Entry, MAX_REASON_BYTES, Update, Verdict};
+use ctrlmesh_common::wire::{MAX_REASON_BYTES, PodEntry, Update, Verdict};
 use tracing::{debug, warn};
 
 use super::name;
@@ -63,7 +63,7 @@ pub(super) fn apply(before: &PodPolicies, update: Update, forgets: bool) -> (Pod
     (after, verdicts)
 }
 
-fn policy(entry: &Entry) -> Result<Policy, PolicyRefusal> {
+fn policy(entry: &PodEntry) -> Result<Policy, PolicyRefusal> {
     let policy: Policy = serde_json::from_slice(&entry.policy)?;
     policy.check()?;
     Ok(policy)
@@ -81,14 +81,14 @@ mod tests {
 
     use super::*;
 
-    fn entry(name: &str, uid: &str, policy: &str) -> Entry {
+    fn entry(name: &str, uid: &str, policy: &str) -> PodEntry {
         let pod = PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: uid.to_owned() };
         let digest = ctrlmesh_common::wire::digest(policy.as_bytes());
         let (operator, policy) = ("ns/op".to_owned(), policy.to_owned().into());
-        Entry { pod: Some(pod), digest, policy, operator, version: 1 }
+        PodEntry { pod: Some(pod), digest, policy, operator, version: 1 }
     }
 
-    fn update(policies: &[Entry]) -> Update {
+    fn update(policies: &[PodEntry]) -> Update {
         Update { policies: policies.to_vec(), ..Update::default() }
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
+use ctrlmesh_common::wire::{Content, Hello, PodEntry, PodId, PolicySummary, Report, Verdict};
 use ctrlmesh_proxy::manager_client::Endpoint;
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::jitter::random;
@@ -113,7 +113,7 @@ async fn live(proxy: Proxy, counted: Arc<Rates>) {
 
 async fn follow(
     proxy: &Proxy,
-    (known, ticket): (&mut Option<Known>, &mut Bytes),
+    (known, ticket): (&mut Option<PolicySummary>, &mut Bytes),
     counted: &Rates,
 ) -> anyhow::Result<()> {
     let Proxy { manager, to, from, pod } = proxy;
@@ -124,7 +124,7 @@ async fn follow(
     let (reports, outbound) = mpsc::channel(8);
     let id = PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
     let hello = Hello { pod: Some(id), known: known.iter().cloned().collect(), ..Hello::default() };
-    reports.send(Report { said: Some(Said::Hello(hello)) }).await?;
+    reports.send(Report { content: Some(Content::Hello(hello)) }).await?;
     let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
     while let Some(update) = updates.message().await? {
         counted.down.fetch_add(update.encoded_len(), Ordering::Relaxed);
@@ -134,14 +134,14 @@ async fn follow(
         for entry in update.policies {
             let (operator, version) = (entry.operator.clone(), entry.version);
             let verdict = verdict(entry);
-            *known = Some(Known {
+            *known = Some(PolicySummary {
                 operator,
                 version,
                 pod: verdict.pod.clone(),
                 digest: verdict.digest,
                 epoch: verdict.epoch,
             });
-            let report = Report { said: Some(Said::Verdict(verdict)) };
+            let report = Report { content: Some(Content::Verdict(verdict)) };
             counted.updates.fetch_add(1, Ordering::Relaxed);
             counted.up.fetch_add(report.encoded_len(), Ordering::Relaxed);
             reports.send(report).await?;
@@ -151,7 +151,7 @@ async fn follow(
     Ok(())
 }
 
-fn verdict(entry: Entry) -> Verdict {
+fn verdict(entry: PodEntry) -> Verdict {
     let policy: ctrlmesh_common::policy::Policy = serde_json::from_slice(&entry.policy).unwrap();
     Verdict { pod: entry.pod, digest: entry.digest, epoch: policy.epoch, refused: String::new() }
 }

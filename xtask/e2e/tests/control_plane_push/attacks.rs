@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
-use ctrlmesh_manager::push::policy_store::{self, Posted};
+use ctrlmesh_common::wire::{self, Content, Hello, PodId, Report, Verdict};
+use ctrlmesh_manager::push::policy_store::EnrolledPod;
 use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_proxy::manager_client::ConnectError;
@@ -204,7 +204,7 @@ async fn nobody_is_told_of_pods_that_are_not_its_own() {
         assert_eq!(bed.refused("foreign"), before + 1, "{what}");
     }
     let mut stream = bed.follow(&node_token, of_node("node-a")).await.unwrap();
-    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+    assert_eq!(stream.epochs().await, [("op-0".to_owned(), 1)].into());
 }
 
 #[tokio::test]
@@ -214,10 +214,10 @@ async fn a_verdict_on_anothers_pod_only_ends_the_stream() {
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&other, "node-a", policy(2, "a=2"))]);
     let token = one.token(&bed.client, AUDIENCE).await;
     let mut stream = bed.follow(&token, of_pod(&one)).await.unwrap();
-    stream.told().await;
+    stream.epochs().await;
     let id = PodId { namespace: other.namespace.clone(), name: other.name.clone(), uid: other.uid.clone() };
     let verdict = Verdict { pod: Some(id), epoch: 99, ..Verdict::default() };
-    stream.reports.send(Report { said: Some(Said::Verdict(verdict)) }).await.unwrap();
+    stream.reports.send(Report { content: Some(Content::Verdict(verdict)) }).await.unwrap();
     let ended = soon("the end", stream.updates.message()).await;
     assert_eq!(ended.unwrap_err().code(), Code::PermissionDenied);
     assert_eq!(bed.refused("foreign"), 1);
@@ -237,7 +237,7 @@ async fn who_says_too_much_of_one_policy_is_let_go() {
         let digest = told.policies[0].digest;
         let verdict = Verdict { pod: Some(id.clone()), epoch, digest, ..Verdict::default() };
         // Where it is let go of already, it hears so below.
-        drop(stream.reports.send(Report { said: Some(Said::Verdict(verdict)) }).await);
+        drop(stream.reports.send(Report { content: Some(Content::Verdict(verdict)) }).await);
     }
     let ended = soon("the end", stream.updates.message()).await;
     assert_eq!(ended.unwrap_err().code(), Code::ResourceExhausted);
@@ -297,11 +297,11 @@ async fn a_pod_without_a_shard_or_a_sidecar_gets_no_certificate() {
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;
     let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
-    let notice = |uid: &str, told: Option<CompiledPolicy>| Posted {
-        pod: name.clone(),
+    let notice = |uid: &str, policy: Option<CompiledPolicy>| EnrolledPod {
+        name: name.clone(),
         uid: uid.to_owned(),
         node: Some("node-a".to_owned()),
-        said: told.as_ref().map(policy_store::Said::from),
+        policy: policy.map(Arc::new),
     };
     let of_a_shard = |policy| CompiledPolicy::new(None, Some("ns/op".to_owned()), 0, policy);
     let by_the_node = of_a_shard(CompiledPolicy::nothing().policy);
@@ -379,7 +379,7 @@ async fn who_holds_many_connections_open_keeps_no_proxy_out() {
     until("most to be refused", || bed.refused("too_many") + bed.refused("slow") >= kept_out).await;
     assert!(bed.refused("too_many") >= kept_out / 4 * 3, "{}", bed.refused("too_many"));
     let mut stream = bed.follow(&token, of_pod(&pod)).await.unwrap();
-    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+    assert_eq!(stream.epochs().await, [("op-0".to_owned(), 1)].into());
     // The few that were let in are let go of when they say nothing.
     until("the rest to be given up", || bed.refused("slow") >= u64::try_from(UNPROVEN_OF_ONE).unwrap()).await;
     drop(held);

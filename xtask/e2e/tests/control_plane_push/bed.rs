@@ -23,7 +23,7 @@ use ctrlmesh_manager::leader::lease::{self, Candidate, Leadership};
 use ctrlmesh_manager::listen::{Limits, Listener};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::push::identity::Reviewer;
-use ctrlmesh_manager::push::policy_store::{self, PolicyStore, Posted, Receipt};
+use ctrlmesh_manager::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
 use ctrlmesh_manager::push::service::{
     Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay, ReviewSchedule, SigningQuota,
 };
@@ -68,7 +68,7 @@ pub(crate) struct Bed {
     pub(crate) folder: TempDir,
     registry: Registry,
     leadership: Leadership,
-    posted: watch::Sender<Option<Arc<Plan>>>,
+    published: watch::Sender<Option<Arc<Plan>>>,
     /// Gives pods their shards, as that says.
     pub(crate) placement: Arc<Placement>,
     pub(crate) review_schedule: ReviewSchedule,
@@ -100,7 +100,7 @@ impl Bed {
         let drain = Drain::default();
         let this = candidate("this", &address.to_string());
         let leadership = lease::campaign(client.clone(), &namespace, this, &drain);
-        let posted = watch::Sender::new(Some(Arc::default()));
+        let published = watch::Sender::new(Some(Arc::default()));
         let mut bed = Self {
             plane,
             client,
@@ -111,8 +111,8 @@ impl Bed {
             folder,
             registry,
             leadership,
-            placement: Arc::new(Placement::new(posted.subscribe())),
-            posted,
+            placement: Arc::new(Placement::new(published.subscribe())),
+            published,
             review_schedule: ReviewSchedule::default(),
             drain,
         };
@@ -145,7 +145,11 @@ impl Bed {
         let refusals = Refusals::register(&mut self.registry);
         let push = Arc::new(PushService {
             store: self.store.clone(),
-            staleness: StalenessCheck::new(self.client.clone(), "ctrlmesh-system".to_owned(), self.posted.subscribe()),
+            staleness: StalenessCheck::new(
+                self.client.clone(),
+                "ctrlmesh-system".to_owned(),
+                self.published.subscribe(),
+            ),
             reviewer: Reviewer::new(self.client.clone(), &mut self.registry),
             ca_store: self.ca_store.clone(),
             accounts: Accounts {
@@ -233,7 +237,7 @@ impl Bed {
         }
         let configs = config.cloned().into_iter().collect();
         let snapshot = Arc::new(Snapshot { members, configs, ..Snapshot::default() });
-        self.posted.send_replace(Some(Arc::new(Plan { snapshot, ..Plan::default() })));
+        self.published.send_replace(Some(Arc::new(Plan { snapshot, ..Plan::default() })));
     }
 
     /// The store of another replica, which tells this one, as soon as this one leads; and how it asks it.
@@ -309,16 +313,16 @@ pub(crate) fn operator_of(pod: &TestPod) -> String {
 }
 
 /// What is published of pods, each on a node. The version of what says so is the epoch.
-pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Posted> {
-    let told = |pod: &TestPod, policy: &Policy| {
+pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<EnrolledPod> {
+    let compiled = |pod: &TestPod, policy: &Policy| {
         let shard = Some("op-0".to_owned());
-        CompiledPolicy::new(shard, Some(operator_of(pod)), policy.epoch, policy.clone())
+        Arc::new(CompiledPolicy::new(shard, Some(operator_of(pod)), policy.epoch, policy.clone()))
     };
-    let notices = notices.iter().map(|(pod, node, policy)| Posted {
-        pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
+    let notices = notices.iter().map(|(pod, node, policy)| EnrolledPod {
+        name: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
         uid: pod.uid.clone(),
         node: Some((*node).to_owned()),
-        said: Some(policy_store::Said::from(&told(pod, policy))),
+        policy: Some(compiled(pod, policy)),
     });
     notices.collect()
 }

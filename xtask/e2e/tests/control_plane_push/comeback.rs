@@ -1,11 +1,11 @@
 //! Proxies reconnect to a replica that may have older state.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
-use ctrlmesh_common::wire::{Hello, Known, Update};
-use ctrlmesh_manager::push::policy_store;
+use ctrlmesh_common::wire::{Hello, PolicySummary, Update};
 use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
@@ -23,7 +23,7 @@ fn knows(pod: &TestPod, version: u64) -> Hello {
     let mut id = of_pod(pod).pod.unwrap();
     id.uid.clone_from(&pod.uid);
     let operator = operator_of(pod);
-    let known = Known { pod: Some(id), digest: version, epoch: version, operator, version };
+    let known = PolicySummary { pod: Some(id), digest: version, epoch: version, operator, version };
     Hello { known: vec![known], ..of_pod(pod) }
 }
 
@@ -82,7 +82,7 @@ async fn who_comes_back_is_told_only_what_it_does_not_know() {
     let token = node.token(&bed.client, AUDIENCE).await;
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(1, "a=2"))]);
     let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
-    let known = update(&mut stream).await.policies.into_iter().map(|entry| Known {
+    let known = update(&mut stream).await.policies.into_iter().map(|entry| PolicySummary {
         pod: entry.pod,
         digest: entry.digest,
         epoch: 1,
@@ -141,7 +141,7 @@ async fn a_replica_that_lags_does_not_say_that_a_pod_has_no_shard() {
     let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
     let hello = || Hello { known: knows(&pod, version(&config)).known, ..of_node("node-a") };
     let mut nothing = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
-    nothing[0].said = Some(policy_store::Said::from(&CompiledPolicy::nothing()));
+    nothing[0].policy = Some(Arc::new(CompiledPolicy::nothing()));
     bed.store.publish(nothing);
     bed.sees(Some(&pod), None).await;
     sent_away(&bed, &token, hello()).await;
@@ -169,7 +169,7 @@ async fn a_replica_that_knows_less_than_the_proxy_waits() {
     bed.sees(Some(&pod), Some(&after)).await;
     let mut stream = bed.follow(&token, knows(&pod, newest)).await.unwrap();
     assert_eq!(update(&mut stream).await, Update::default());
-    let (told, ()) = tokio::join!(stream.told(), async {
+    let (told, ()) = tokio::join!(stream.epochs(), async {
         bed.publish(&[(&pod, "node-a", policy(2, "a=2"))]);
         // Time to be told that, if it were.
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -180,7 +180,7 @@ async fn a_replica_that_knows_less_than_the_proxy_waits() {
     let mut other = knows(&pod, newest + 9);
     other.known[0].operator = format!("{}/another", bed.namespace);
     let mut stream = bed.follow(&token, other).await.unwrap();
-    assert_eq!(stream.told().await, [("op-0".to_owned(), newest + 1)].into());
+    assert_eq!(stream.epochs().await, [("op-0".to_owned(), newest + 1)].into());
 }
 
 #[tokio::test]
@@ -193,7 +193,7 @@ async fn the_api_servers_state_counts_also_after_an_etcd_restore() {
     bed.sees(Some(&pod), Some(&config)).await;
     let hello = knows(&pod, version(&config) + 1_000_000);
     let mut stream = bed.follow(&token, hello).await.unwrap();
-    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+    assert_eq!(stream.epochs().await, [("op-0".to_owned(), 1)].into());
 }
 
 #[tokio::test]
@@ -202,7 +202,7 @@ async fn a_node_keeps_the_policy_of_a_pod_that_is_undecided() {
     let pod = bed.pod("op-0", "node-a").await;
     let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
     let mut notices = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
-    notices[0].said = None;
+    notices[0].policy = None;
     bed.store.publish(notices);
     let hello = Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
     let mut stream = bed.follow(&token, hello).await.unwrap();

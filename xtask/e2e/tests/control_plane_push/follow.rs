@@ -4,7 +4,7 @@ use std::fs;
 use std::time::SystemTime;
 
 use ctrlmesh_common::policy::Lock;
-use ctrlmesh_common::wire::{Report, Said, Verdict};
+use ctrlmesh_common::wire::{Content, Report, Verdict};
 use ctrlmesh_manager::push::policy_store::Receipt;
 use ctrlmesh_manager::rules::pod::PodName;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -171,7 +171,7 @@ async fn a_node_is_told_of_pods_that_come_change_and_go() {
     // Where the API server is; at loopback, as here, it says nothing of an endpoint.
     assert_eq!(first.servers, ["10.96.0.1:443"]);
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(5, "a=2"))]);
-    assert_eq!(stream.told().await, [("op-1".to_owned(), 5)].into(), "only what changed");
+    assert_eq!(stream.epochs().await, [("op-1".to_owned(), 5)].into(), "only what changed");
     bed.publish(&[(&two, "node-a", policy(5, "a=2"))]);
     let update = stream.update().await;
     assert!(update.policies.is_empty() && update.servers.is_empty());
@@ -193,15 +193,15 @@ async fn a_client_that_does_not_read_gets_the_newest_policy_later() {
     let quick_token = quick.token(&bed.client, AUDIENCE).await;
     let mut dead = bed.follow(&slow_token, of_pod(&slow)).await.unwrap();
     let mut live = bed.follow(&quick_token, of_pod(&quick)).await.unwrap();
-    assert_eq!(live.told().await, [("op-1".to_owned(), 1)].into());
+    assert_eq!(live.epochs().await, [("op-1".to_owned(), 1)].into());
     for epoch in 2..50 {
         publish(epoch);
-        assert_eq!(live.told().await, [("op-1".to_owned(), epoch)].into());
+        assert_eq!(live.epochs().await, [("op-1".to_owned(), epoch)].into());
     }
     let mut told = 0;
     let mut last = 0;
     while last != 49 {
-        last = dead.told().await["op-0"];
+        last = dead.epochs().await["op-0"];
         told += 1;
     }
     assert!(told < 25, "{told} of 49 were kept for it");
@@ -214,7 +214,7 @@ async fn the_same_pod_has_one_stream_and_the_newer_one_counts() {
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
     let mut old = bed.follow(&token, of_pod(&pod)).await.unwrap();
-    old.told().await;
+    old.epochs().await;
     let mut new = bed.follow(&token, of_pod(&pod)).await.unwrap();
     let ended = soon("the old one to end", old.updates.message()).await;
     assert_eq!(ended.unwrap_err().code(), Code::Aborted);
@@ -271,7 +271,7 @@ async fn a_verdict_on_a_former_pod_is_dropped_or_refused() {
     bed.publish(&[of_stays(1)]);
     let update = soon("that it is gone", stream.updates.message()).await.unwrap().unwrap();
     assert_eq!(update.gone.len(), 1);
-    let say = |verdict: &Verdict| Report { said: Some(Said::Verdict(verdict.clone())) };
+    let say = |verdict: &Verdict| Report { content: Some(Content::Verdict(verdict.clone())) };
     stream.reports.send(say(&verdict)).await.unwrap();
     // What comes behind it in the same stream was heard.
     let behind = {
@@ -291,6 +291,6 @@ async fn a_verdict_on_a_former_pod_is_dropped_or_refused() {
     assert_eq!(bed.refused("foreign"), 1);
 }
 
-fn name_of(entry: &ctrlmesh_common::wire::Entry) -> &str {
+fn name_of(entry: &ctrlmesh_common::wire::PodEntry) -> &str {
     entry.pod.as_ref().map(|pod| pod.name.as_str()).unwrap_or_default()
 }

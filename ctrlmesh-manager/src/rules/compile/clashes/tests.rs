@@ -20,7 +20,7 @@ fn of_two_owners_of_an_object_the_one_in_force_or_older_stays() {
     assert_eq!(shards(&never), [("q", "b")]);
     let message = &never.troubles[0].message;
     assert!(message.starts_with("spec.limits: could own objects of a resource that is not named"));
-    assert!(message.ends_with("; nothing new is told until they do"), "{message}");
+    assert!(message.ends_with("; no new policy is sent until they do"), "{message}");
     let by_name = compiled(&[shard("b", "{team: x}"), shard("a", "{team: x}")], &pods, &never);
     assert_eq!(refused(&by_name), ["b"], "of no age, by name");
     // `a` was alone; then the older `b` was changed to own the same.

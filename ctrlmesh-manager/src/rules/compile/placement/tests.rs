@@ -11,7 +11,7 @@ fn ordinals_are_counted_from_the_statefulsets_first() {
                spec: {serviceName: op, ordinals: {start: 5}, selector: {}, template: {}}\n";
     let pods = [pod("op-4", &[(label::SHARDING_CONFIG_INJECTED, "r-2-normal")]), pod("op-5", &[]), pod("op-6", &[])];
     let found = compiled(&[root(rule), set.to_owned()], &pods, &Compiled::default());
-    let shards: Vec<&str> = found.policies.values().filter_map(|told| told.shard.as_deref()).collect();
+    let shards: Vec<&str> = found.policies.values().filter_map(|policy| policy.shard.as_deref()).collect();
     assert_eq!(shards, ["r-2-normal", "r-1-normal", "r-2-normal"], "one that is about to go stays");
 }
 

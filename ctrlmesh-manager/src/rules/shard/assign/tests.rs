@@ -97,7 +97,7 @@ fn pods_move_only_to_shards_that_lack_them_once_all_is_settled() {
 }
 
 #[test]
-fn shards_without_a_pod_are_told() {
+fn shards_without_a_pod_are_reported() {
     let shares = shares(&[1, 1, 1]);
     let assignment = assign(&shares, &[record("a", "r", None)], true);
     assert_eq!(unserved(&shares, &assignment).collect::<Vec<_>>(), ["s1", "s2"]);

@@ -47,17 +47,17 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
     let (epoch, at) = (u64::try_from(status.epoch.context("no epoch")?)?, Timestamp::now());
     let name = |pod: &String| PodName { namespace: place.namespace.clone(), name: pod.clone() };
     // It is written before the manager's watch shows it.
-    let told = retry(|| async {
+    let policies = retry(|| async {
         let plan = PLANS.get().context("no manager")?.borrow().clone().context("no plan")?;
-        ensure!(labelled.keys().all(|pod| plan.told().contains_key(&name(pod))), "not yet");
-        Ok(plan.told().clone())
+        ensure!(labelled.keys().all(|pod| plan.sendable().contains_key(&name(pod))), "not yet");
+        Ok(plan.sendable().clone())
     })
     .await?;
-    let said = labelled.keys().map(|pod| {
-        let digest = told[&name(pod)].sent().digest;
+    let contacts = labelled.keys().map(|pod| {
+        let digest = policies[&name(pod)].digest();
         (name(pod), Contact { epoch, digest, refused: None, connected: true, at })
     });
-    lock(&CONTACTS).extend(said);
+    lock(&CONTACTS).extend(contacts);
     let message = place.until_condition("op-root", "Programmed", "True Acknowledged").await?;
     ensure!(message.contains("3 of 3"), "{message}");
     place.until_condition("op-2-normal", "Programmed", "True Acknowledged").await?;

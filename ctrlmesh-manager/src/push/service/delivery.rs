@@ -1,17 +1,17 @@
-//! The policies that a proxy was sent and reports to have.
+//! The policies that were delivered to a proxy, and its verdicts.
 
 use std::collections::{HashMap, VecDeque};
 
-use ctrlmesh_common::wire::{Known, MAX_REASON_BYTES, PodId, Verdict};
+use ctrlmesh_common::wire::{MAX_REASON_BYTES, PodId, PolicySummary, Verdict};
 use tracing::{info, warn};
 
 use super::PushService;
-use crate::push::policy_store;
-use crate::push::policy_store::Posted;
+use crate::push::policy_store::EnrolledPod;
+use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::PodName;
 
 /// The last policy that a proxy was sent for one pod, and its verdict.
-pub(super) struct SentPolicy {
+pub(super) struct Delivery {
     pub(super) uid: String,
     pub(super) node: Option<String>,
     pub(super) inside: bool,
@@ -48,13 +48,13 @@ impl RemovedPods {
     }
 }
 
-impl SentPolicy {
-    pub(super) fn of(posted: &Posted, said: &policy_store::Said, epoch: u64) -> Self {
+impl Delivery {
+    pub(super) fn of(pod: &EnrolledPod, policy: &CompiledPolicy, epoch: u64) -> Self {
         Self {
-            uid: posted.uid.clone(),
-            node: posted.node.clone(),
-            inside: said.inside,
-            digest: said.digest,
+            uid: pod.uid.clone(),
+            node: pod.node.clone(),
+            inside: policy.is_served_inside(),
+            digest: policy.digest(),
             epoch,
             in_force: 0,
             refused: None,
@@ -92,13 +92,13 @@ impl SentPolicy {
 }
 
 /// The proxy's report, by pod.
-pub(super) fn known(known: Vec<Known>) -> HashMap<PodName, Known> {
+pub(super) fn known(known: Vec<PolicySummary>) -> HashMap<PodName, PolicySummary> {
     known.into_iter().filter_map(|known| Some((name(known.pod.as_ref()?), known))).collect()
 }
 
 /// Whether the report is about this pod, and its UID, if it has one.
-pub(super) fn is_of(known: &Known, posted: &Posted) -> bool {
-    let same = |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);
+pub(super) fn is_of(known: &PolicySummary, pod: &EnrolledPod) -> bool {
+    let same = |id: &PodId| name(id) == pod.name && (id.uid.is_empty() || id.uid == pod.uid);
     known.pod.as_ref().is_some_and(same)
 }
 
