@@ -133,7 +133,7 @@ impl Endpoint {
             None => self.reach(&tls, &name).await,
         };
         let stream = stream.map_err(ConnectError::Connect)?;
-        let mut http2 = http2::Builder::new(Tasks(drain.clone()));
+        let mut http2 = http2::Builder::new(drain.clone());
         http2
             .timer(TokioTimer::new())
             .keep_alive_interval(KEEP_ALIVE)
@@ -271,15 +271,5 @@ impl GrpcService<Body> for Channel {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         Box::pin(self.0.send_request(request))
-    }
-}
-
-/// Spawns hyper's tasks on the drain.
-#[derive(Clone, Debug)]
-struct Tasks(Drain);
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
-    fn execute(&self, task: F) {
-        self.0.spawn(task);
     }
 }

@@ -63,6 +63,7 @@ impl Admin {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        // Not on the drain: it would wait for a probe's idle connection.
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {

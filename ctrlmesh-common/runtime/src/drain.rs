@@ -5,6 +5,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use hyper::rt::Executor;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -96,6 +97,13 @@ impl Drain {
         self.forced.cancel();
         self.tasks.wait().await;
         clean
+    }
+}
+
+/// Spawns the tasks of hyper's connections.
+impl<F: Future + Send + 'static> Executor<F> for Drain {
+    fn execute(&self, task: F) {
+        self.spawn(async move { drop(task.await) });
     }
 }
 

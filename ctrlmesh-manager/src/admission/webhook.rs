@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
@@ -162,7 +161,7 @@ impl Webhook {
                 webhook.clone().respond(request, permit.address())
             })
         };
-        let mut builder = auto::Builder::new(Tasks(self.drain.clone()));
+        let mut builder = auto::Builder::new(self.drain.clone());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE);
         builder.http2().timer(TokioTimer::new()).keep_alive_interval(IDLE).max_concurrent_streams(MAX_REVIEWS);
         let connection = builder.serve_connection(TokioIo::new(stream), service);
@@ -267,19 +266,6 @@ impl ReviewError {
 impl fmt::Debug for Route {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Route").field("path", &self.path).field("deadline", &self.deadline).finish_non_exhaustive()
-    }
-}
-
-/// Spawns the tasks of a connection.
-#[derive(Clone, Debug)]
-struct Tasks(Drain);
-
-impl<F> hyper::rt::Executor<F> for Tasks
-where
-    F: Future + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        self.0.spawn(async move { drop(task.await) });
     }
 }
 

@@ -144,7 +144,7 @@ impl PushService {
             // Boxed: its memory is freed when the body begins, and a follower's body has no end.
             service_fn(move |request| -> Answer { Box::pin(push.clone().answer(request, permit.clone())) })
         };
-        let connection = http2::Builder::new(Tasks(self.drain.clone()))
+        let connection = http2::Builder::new(self.drain.clone())
             .timer(TokioTimer::new())
             .keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
@@ -329,14 +329,4 @@ impl UnaryService<ShardRequest> for Call {
 fn ticket_in(headers: &HeaderMap) -> Option<Vec<u8>> {
     let value = headers.get(wire::REVIEW_TICKET)?.to_str().ok()?.trim_end_matches('=');
     BASE64_NOPAD.decode(value.as_bytes()).ok()
-}
-
-/// Spawns the tasks of a connection.
-#[derive(Clone, Debug)]
-struct Tasks(Drain);
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
-    fn execute(&self, task: F) {
-        self.0.spawn(task);
-    }
 }

@@ -28,7 +28,6 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic_prost::ProstCodec;
 use tracing::debug;
 
-use super::Tasks;
 use crate::drain::Drain;
 use crate::telemetry;
 use crate::tls;
@@ -91,7 +90,7 @@ impl ReplicaClient {
             Box::pin(tls.connect(host, stream)).await.map_err(ReplicaClientError::Connect)
         };
         let stream = time::timeout(CONNECT, open).await.map_err(|_elapsed| ReplicaClientError::Late)??;
-        let mut http2 = http2::Builder::new(Tasks(drain.clone()));
+        let mut http2 = http2::Builder::new(drain.clone());
         http2.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE);
         let begun = Box::pin(http2.handshake(TokioIo::new(stream))).await;
         let (sender, connection) = begun.map_err(ReplicaClientError::Http)?;
