@@ -13,4 +13,6 @@ pub mod readiness;
 pub mod termination;
 pub mod listen;
 pub mod tls;
+#[cfg(feature = "grpc")]
+pub mod grpc;
 pub mod admin;

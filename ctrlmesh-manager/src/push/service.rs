@@ -9,7 +9,6 @@ mod catch_up;
 mod codec;
 mod hello;
 mod leader_client;
-mod replica_client;
 mod latest_connections;
 mod relay;
 mod session;

@@ -22,7 +22,7 @@ pub struct ManagerArgs {
     /// PEM file with the CA of the manager's certificate. It is read again for each connection.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER_CA", value_name = "FILE")]
     pub manager_ca: Option<PathBuf>,
-    /// File with a service account token for audience `ctrlmesh`. It is read again for each connection.
+    /// File with a service account token for audience `ctrlmesh`. It is read again for each call.
     #[arg(long, env = "CTRLMESH_PROXY_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
     /// Folder for the last policy from the manager and for what clients may have read. The next process starts from it,

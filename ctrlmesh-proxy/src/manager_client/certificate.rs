@@ -21,10 +21,11 @@ use tracing::{info, warn};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
-use crate::manager_client::{ConnectError, Endpoint};
+use crate::manager_client::Endpoint;
 use crate::net::tls::TlsError;
 use crate::net::tls::issue::{self, Source};
 use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::grpc::GrpcError;
 
 /// Between checks of the certificate's age and of the manager's CAs.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);
@@ -51,8 +52,8 @@ pub struct SignedCertificate {
 
 #[derive(Debug, Error)]
 enum SignError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
+    #[error("connect to the manager")]
+    Connect(#[from] GrpcError),
     #[error("the manager says: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] tonic::Status),
     #[error("make a certificate signing request")]

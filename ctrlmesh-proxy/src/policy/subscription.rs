@@ -24,9 +24,10 @@ use super::enforce::show;
 use super::settle::{Publish, SettledPolicies};
 use super::store::{PodPolicies, Store};
 use super::{Current, PodName, StoreError};
-use crate::manager_client::{ConnectError, Endpoint};
+use crate::manager_client::Endpoint;
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::grpc::GrpcError;
 
 mod apply;
 
@@ -88,8 +89,8 @@ pub struct Subscription {
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
 enum StreamEnd {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
+    #[error("connect to the manager")]
+    Connect(#[from] GrpcError),
     #[error("the manager says: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] tonic::Status),
     #[error("the manager ended the stream")]

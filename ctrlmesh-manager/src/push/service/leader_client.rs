@@ -8,16 +8,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::wire::{ShardReply, ShardRequest};
+use ctrlmesh_common::wire::{self, ShardReply, ShardRequest};
+use ctrlmesh_runtime::grpc::Connection;
 use ctrlmesh_runtime::sync::lock;
 use tokio::time::{self, Instant};
 use tonic::{Response, Status};
 use tracing::{info, warn};
 
 use super::PushService;
-use super::replica_client::ReplicaClient;
 use crate::rules::pod::Member;
-use crate::telemetry;
 
 /// The API server waits meanwhile, and so does the creator of the pod.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -31,7 +30,7 @@ pub struct LeaderClient(Arc<Mutex<Option<Arc<Connected>>>>);
 
 #[derive(Debug)]
 struct Connected {
-    client: ReplicaClient,
+    connection: Connection,
     backoff: NamespaceBackoff,
 }
 
@@ -56,12 +55,13 @@ impl LeaderClient {
             labels: pod.labels.clone(),
             replica_set: pod.owner.as_ref()?.name.clone(),
         };
-        let mut client = reached.client.clone();
-        match time::timeout(PATIENCE, Box::pin(client.assign_shard(request))).await {
+        let mut connection = reached.connection.clone();
+        let asked = connection.unary::<ShardRequest, ShardReply>(wire::ASSIGN_SHARD, request);
+        match time::timeout(PATIENCE, Box::pin(asked)).await {
             Ok(Ok(reply)) => Some(reply.shard).filter(|shard| !shard.is_empty()),
             // An older version, or a replica that has lost the Lease.
             Ok(Err(error)) => {
-                info!(namespace, error = telemetry::chain(&error), "shard given without the leader");
+                info!(namespace, error = error.message(), "shard given without the leader");
                 None
             }
             Err(_elapsed) => {
@@ -72,8 +72,8 @@ impl LeaderClient {
         }
     }
 
-    pub(super) fn reached(&self, client: &ReplicaClient) -> ConnectionGuard {
-        let reached = Connected { client: client.clone(), backoff: NamespaceBackoff::default() };
+    pub(super) fn reached(&self, connection: &Connection) -> ConnectionGuard {
+        let reached = Connected { connection: connection.clone(), backoff: NamespaceBackoff::default() };
         *lock(&self.0) = Some(Arc::new(reached));
         ConnectionGuard(self.clone())
     }

@@ -8,15 +8,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{PodId, Receipt as Said, Receipts, Relayed};
+use ctrlmesh_common::wire::{self, PodId, Receipts, Relayed};
+use ctrlmesh_runtime::grpc::{Authorities, GrpcError, Peer};
 use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 use tracing::{debug, info};
 
 use super::PushService;
 use super::leader_client::LeaderClient;
-use super::replica_client::{ReplicaClient, ReplicaClientError};
 use crate::ca::store::CaStore;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
@@ -77,15 +78,17 @@ impl ReceiptRelay {
         }
     }
 
-    async fn relay_to(&self, leader: &str) -> Result<(), ReplicaClientError> {
+    async fn relay_to(&self, leader: &str) -> Result<(), GrpcError> {
         let bundle = self.ca_store.current().manager.bundle();
-        let client = ReplicaClient::connect(leader, &self.name, &bundle, &self.token, &self.drain);
-        let mut client = Box::pin(client).await?;
-        let _held = self.leader.reached(&client);
-        info!(leader, "tells the leader what its proxies say");
+        let peer = Peer::new(&self.name, Authorities::Pem(&bundle), &self.token)?;
+        let mut connection = Box::pin(peer.connect(leader, &self.drain)).await?;
+        let _held = self.leader.reached(&connection);
+        info!(leader, "receipts go to the leader");
         let (sender, receipts) = mpsc::channel(1);
         tokio::select! {
-            ended = client.relay(receipts) => ended,
+            ended = connection.client_streaming::<_, Relayed>(wire::RELAY, ReceiverStream::new(receipts)) => {
+                Ok(ended.map(|_relayed| ())?)
+            }
             () = feed(&self.store, &sender) => Ok(()),
         }
     }
@@ -100,10 +103,10 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     loop {
         changes.mark_unchanged();
         let now = store.heard_here();
-        let news: Vec<Said> = now
+        let news: Vec<wire::Receipt> = now
             .iter()
             .filter(|(pod, receipt)| sent.get(*pod) != Some(*receipt))
-            .map(|(pod, receipt)| said(pod, receipt))
+            .map(|(pod, receipt)| message(pod, receipt))
             .collect();
         for some in news.chunks(IN_ONE) {
             if sender.send(Receipts { receipts: some.to_vec() }).await.is_err() {
@@ -123,10 +126,10 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     }
 }
 
-fn said(pod: &PodName, receipt: &Receipt) -> Said {
+fn message(pod: &PodName, receipt: &Receipt) -> wire::Receipt {
     let since = receipt.last_contact.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let id = PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: receipt.uid.clone() };
-    Said {
+    wire::Receipt {
         pod: Some(id),
         epoch: receipt.epoch,
         digest: receipt.digest,
@@ -166,7 +169,7 @@ pub(super) async fn take(
     ended.map(|()| Response::new(Relayed {}))
 }
 
-fn receive(push: &PushService, from: &Arc<str>, receipt: Said) {
+fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
     let Some(pod) = receipt.pod else { return };
     let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(receipt.last_contact));
     let taken = Receipt {

@@ -9,7 +9,7 @@ use ctrlmesh_common::wire::{self, Content, Hello, PodId, Report, Verdict};
 use ctrlmesh_manager::push::policy_store::EnrolledPod;
 use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use ctrlmesh_manager::rules::pod::PodName;
-use ctrlmesh_proxy::manager_client::ConnectError;
+use ctrlmesh_runtime::grpc::GrpcError;
 use http::Request;
 use http_body_util::Empty;
 use hyper::client::conn::http2;
@@ -269,7 +269,7 @@ async fn plaintext_and_clients_without_our_ca_get_nothing() {
     let mut manager = bed.manager("x");
     manager.ca = bed.path("mesh.crt");
     let refused = manager.connect(&ctrlmesh_runtime::drain::Drain::default()).await;
-    assert!(matches!(refused, Err(ConnectError::Connect(_))), "{refused:?}");
+    assert!(matches!(refused, Err(GrpcError::Connect(_))), "{refused:?}");
     until("the refusal to be counted", || bed.refused("tls") == 2).await;
 }
 

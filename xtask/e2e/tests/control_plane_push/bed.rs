@@ -32,7 +32,8 @@ use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use ctrlmesh_manager::rules::pod::{Member, PodName};
 use ctrlmesh_manager::tls;
-use ctrlmesh_proxy::manager_client::{ConnectError, Connection, Endpoint};
+use ctrlmesh_proxy::manager_client::{Connection, Endpoint};
+use ctrlmesh_runtime::grpc::GrpcError;
 use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -218,7 +219,7 @@ impl Bed {
         Stream::begin(self.connect(token).await.unwrap(), hello, ticket).await
     }
 
-    pub(crate) async fn connect(&self, token: &str) -> Result<Connection, ConnectError> {
+    pub(crate) async fn connect(&self, token: &str) -> Result<Connection, GrpcError> {
         // What it is made of ends when the link is dropped.
         self.manager(token).connect(&Drain::default()).await
     }
