@@ -1,19 +1,24 @@
 //! Compiles regular expressions so that they mean what Go's `regexp` reads in them.
 //!
 //! Go and the crate `regex` share RE2's syntax, but read some constructs differently. Those are refused. Perl's classes
-//! and word boundaries become ASCII, as in Go. The crate itself refuses `\Q…\E`, octal numbers, `\C`, and a `{` that
-//! begins no repetition.
+//! and word boundaries become ASCII, as in Go. The crate itself refuses `\Q…\E`, octal numbers, `\C`, `[\d-z]`, and a
+//! `{` that begins no repetition.
 //!
-//! Two expressions that Go refuses are accepted, because their meaning is plain: Unicode properties such as
-//! `\p{Alphabetic}`, and repetitions inside each other of more than 1000 in all. The size limit bounds the latter.
+//! Expressions with repetitions inside each other, of more than 1000 in all, are accepted although Go refuses them:
+//! their meaning is plain, and the size limit bounds them.
+
+use std::borrow::Cow;
 
 use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::parse::Parser;
 use regex_syntax::ast::{
-    self, AssertionKind, Ast, ClassPerl, ClassPerlKind, ClassSetBinaryOp, ClassSetItem, Flag, Flags, FlagsItemKind,
-    GroupKind, HexLiteralKind, Literal, LiteralKind, RepetitionOp, Span, Visitor,
+    self, AssertionKind, Ast, ClassPerl, ClassPerlKind, ClassSetBinaryOp, ClassSetItem, ClassUnicode, ClassUnicodeKind,
+    ErrorKind, Flag, Flags, FlagsItemKind, GroupKind, HexLiteralKind, Literal, LiteralKind, RepetitionOp, Span,
+    Visitor,
 };
 use thiserror::Error;
+
+mod unicode_names;
 
 /// How much memory a compiled regular expression may take: proxies hold every one.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
@@ -28,6 +33,8 @@ const COUNT: &str = "a count is {2}, {2,} or {2,3}, of at most 1000; a { that is
 const UNICODE_ESCAPE: &str = "a character's number is \\x41 or \\x{e9}";
 const BOUNDARY: &str = "\\<, \\> and \\b{…} are not allowed; < and > need no backslash";
 const NESTED: &str = "a class has no class inside; a [ that is meant itself is \\[";
+const PROPERTY: &str = "\\p{…} names a general category or a script, such as \\pL, \\p{Lu} or \\p{Greek}";
+const RANGE: &str = "a range is between two characters; a - that is meant itself is \\-";
 const OPERATOR: &str = "a class has no &&, -- or ~~; put a backslash before each sign";
 
 #[derive(Debug, Error)]
@@ -47,7 +54,10 @@ pub(super) enum RegularExpressionError {
 /// # Errors
 /// If it is no expression, is one that Go reads differently, or needs too much memory.
 pub(super) fn compile(text: &str) -> Result<Regex, RegularExpressionError> {
-    let ast = Parser::new().parse(text).map_err(|error| syntax(text, error.span(), &error.kind().to_string()))?;
+    let ast = Parser::new().parse(text).map_err(|error| match error.kind() {
+        ErrorKind::ClassRangeLiteral => syntax(text, error.span(), RANGE),
+        kind => syntax(text, error.span(), &kind.to_string()),
+    })?;
     let text = ast::visit(&ast, Differences { text, replaced: Vec::new() })?;
     let built = RegexBuilder::new(&text).size_limit(MAX_COMPILED_BYTES).build();
     built.map_err(|error| {
@@ -65,7 +75,7 @@ fn syntax(text: &str, span: &Span, reason: &str) -> RegularExpressionError {
 /// Refuses what Go reads differently, and replaces what Rust can spell with Go's meaning.
 struct Differences<'a> {
     text: &'a str,
-    replaced: Vec<(Span, &'static str)>,
+    replaced: Vec<(Span, Cow<'static, str>)>,
 }
 
 impl Differences<'_> {
@@ -116,13 +126,29 @@ impl Differences<'_> {
             (ClassPerlKind::Word, false) => "[0-9A-Za-z_]",
             (ClassPerlKind::Word, true) => "[^0-9A-Za-z_]",
         };
-        self.replaced.push((class.span, ascii));
+        self.replaced.push((class.span, ascii.into()));
+    }
+
+    fn unicode_class(&mut self, class: &ClassUnicode) -> Result<(), RegularExpressionError> {
+        let name = match &class.kind {
+            ClassUnicodeKind::OneLetter(letter) => letter.to_string(),
+            ClassUnicodeKind::Named(name) => name.clone(),
+            ClassUnicodeKind::NamedValue { .. } => return self.refuse(&class.span, PROPERTY),
+        };
+        let (name, negated) = match name.strip_prefix('^') {
+            Some(name) => (name, !class.negated),
+            None => (name.as_str(), class.negated),
+        };
+        let Some(query) = unicode_names::query(name) else { return self.refuse(&class.span, PROPERTY) };
+        let letter = if negated { 'P' } else { 'p' };
+        self.replaced.push((class.span, format!(r"\{letter}{{{query}}}").into()));
+        Ok(())
     }
 
     fn assertion(&mut self, assertion: &ast::Assertion) -> Result<(), RegularExpressionError> {
         match assertion.kind {
-            AssertionKind::WordBoundary => self.replaced.push((assertion.span, r"(?-u:\b)")),
-            AssertionKind::NotWordBoundary => self.replaced.push((assertion.span, r"(?-u:\B)")),
+            AssertionKind::WordBoundary => self.replaced.push((assertion.span, r"(?-u:\b)".into())),
+            AssertionKind::NotWordBoundary => self.replaced.push((assertion.span, r"(?-u:\B)".into())),
             AssertionKind::StartLine | AssertionKind::EndLine | AssertionKind::StartText | AssertionKind::EndText => {}
             _ => return self.refuse(&assertion.span, BOUNDARY),
         }
@@ -137,8 +163,8 @@ impl Visitor for Differences<'_> {
     fn finish(mut self) -> Result<String, RegularExpressionError> {
         let mut text = self.text.to_owned();
         self.replaced.sort_by_key(|(span, _)| span.start.offset);
-        for (span, ascii) in self.replaced.iter().rev() {
-            text.replace_range(span.start.offset..span.end.offset, ascii);
+        for (span, replacement) in self.replaced.iter().rev() {
+            text.replace_range(span.start.offset..span.end.offset, replacement);
         }
         Ok(text)
     }
@@ -152,6 +178,7 @@ impl Visitor for Differences<'_> {
                 self.perl_class(class);
                 Ok(())
             }
+            Ast::ClassUnicode(class) => self.unicode_class(class),
             Ast::Repetition(outer) if matches!(*outer.ast, Ast::Repetition(_)) => self.refuse(&outer.op.span, REPEATED),
             Ast::Repetition(repetition) => self.count(&repetition.op),
             Ast::Group(group) => match &group.kind {
@@ -178,6 +205,7 @@ impl Visitor for Differences<'_> {
                 self.perl_class(class);
                 Ok(())
             }
+            ClassSetItem::Unicode(class) => self.unicode_class(class),
             ClassSetItem::Bracketed(nested) => self.refuse(&nested.span, NESTED),
             _ => Ok(()),
         }
@@ -213,6 +241,14 @@ mod tests {
             ("[a&&b]", "at character 2: a class has no &&"),
             ("[a~~b]", "at character 2: a class has no &&"),
             ("[+--]", "at character 2: a class has no &&"),
+            (r"[\d-z]", "at character 2: a range is between two characters"),
+            (r"\p{Alphabetic}", "at character 1: \\p{…} names"),
+            (r"a[\p{sc=Greek}]", "at character 3: \\p{…} names"),
+            (r"\p{Letter}", "at character 1: \\p{…} names"),
+            (r"\p{greek}", "at character 1: \\p{…} names"),
+            (r"\p{Grek}", "at character 1: \\p{…} names"),
+            (r"\p{Cn}", "at character 1: \\p{…} names"),
+            (r"\p{^}", "at character 1: \\p{…} names"),
         ];
         for (expression, expected) in cases {
             let error = compile(expression).unwrap_err().to_string();
@@ -236,9 +272,8 @@ mod tests {
             "a|*",
             "(a",
             r"a\",
-            r"\p{^Greek}",
             "[[:foo:]]",
-            r"[\d-z]",
+            r"\p{}",
         ];
         for expression in unknown {
             assert!(compile(expression).is_err(), "{expression}");
@@ -247,10 +282,10 @@ mod tests {
 
     #[test]
     fn accepted_expressions_mean_the_same_as_in_go() {
-        let texts = ["a", "A", "é", "٣", "3", " ", "\u{a0}", "x{1}", "-", "]", "aa"];
-        let cases: [(&str, &[&str]); 15] = [
+        let texts = ["a", "A", "é", "٣", "3", " ", "\u{a0}", "x{1}", "-", "]", "aa", "λ"];
+        let cases: [(&str, &[&str]); 21] = [
             (r"\d", &["3"]),
-            (r"\D", &["a", "A", "é", "٣", " ", "\u{a0}", "-", "]"]),
+            (r"\D", &["a", "A", "é", "٣", " ", "\u{a0}", "-", "]", "λ"]),
             (r"\w+", &["a", "A", "3", "aa"]),
             (r"[\w]+", &["a", "A", "3", "aa"]),
             (r"[^\W]", &["a", "A", "3"]),
@@ -264,6 +299,12 @@ mod tests {
             (r"\x{e9}|\x41", &["A", "é"]),
             (r"a{2}?", &["aa"]),
             (r"[[:alpha:]]\pL?", &["a", "A", "aa"]),
+            (r"\p{Greek}", &["λ"]),
+            (r"[\p{Greek}-]", &["-", "λ"]),
+            (r"\P{^Lu}", &["A"]),
+            (r"[^\P{Nd}]", &["٣", "3"]),
+            (r"\PL", &["٣", "3", " ", "\u{a0}", "-", "]"]),
+            (r"[^\p{^Latin}]+", &["a", "A", "é", "aa"]),
         ];
         for (expression, expected) in cases {
             compile(expression).unwrap();
