@@ -142,7 +142,6 @@ pub enum PolicyError {
         /// Which of its resource matches.
         at: usize,
         /// What is wrong with it.
-        #[source]
         source: ResourceMatchError,
     },
     /// A resource match of the fence that cannot be matched against.

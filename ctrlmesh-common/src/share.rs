@@ -14,7 +14,6 @@ pub enum ShareError {
         /// Which limit.
         limit: usize,
         /// What is wrong with it.
-        #[source]
         source: RequirementError,
     },
     /// A limit has no selector.

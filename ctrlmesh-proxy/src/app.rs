@@ -64,11 +64,7 @@ pub enum AppError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     #[error("listen at {path}")]
-    Socket {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Socket { path: PathBuf, source: io::Error },
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
 }

@@ -96,7 +96,6 @@ pub enum SendError {
     Shared(Arc<SendError>),
     #[error("send a request over HTTP/1.1")]
     Http1 {
-        #[source]
         source: hyper::Error,
         /// Whether the connection had been used before. Then a client would try again by itself.
         reused: bool,

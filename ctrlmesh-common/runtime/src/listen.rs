@@ -15,7 +15,6 @@ const BACKLOG: u32 = 4096;
 #[error("listen at {address}")]
 pub struct ListenError {
     pub address: SocketAddr,
-    #[source]
     pub source: io::Error,
 }
 

@@ -29,7 +29,6 @@ pub enum ReadError {
         /// Which document of the file, from 1.
         document: usize,
         /// What is wrong, and in which line.
-        #[source]
         source: Box<serde_saphyr::Error>,
     },
     /// An item of a list is no `ShardingConfig`, though it says so.
@@ -40,7 +39,6 @@ pub enum ReadError {
         /// Which item, from 0.
         item: usize,
         /// What is wrong.
-        #[source]
         source: serde_json::Error,
     },
     /// A field of its spec that a `ShardingConfig` does not have.

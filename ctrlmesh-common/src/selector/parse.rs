@@ -33,7 +33,6 @@ pub enum ParseSelectorError {
         /// The label's key.
         key: String,
         /// What is wrong with it.
-        #[source]
         source: RequirementError,
     },
 }

@@ -51,11 +51,7 @@ pub enum Refusal {
     #[error("metadata.annotations[{}]: {value:?} is none of ebpf, env, kubeconfig", annotation::INTERCEPTION)]
     Interception { value: String },
     #[error("metadata.annotations[{annotation}]: {source}")]
-    Annotation {
-        annotation: &'static str,
-        #[source]
-        source: serde_json::Error,
-    },
+    Annotation { annotation: &'static str, source: serde_json::Error },
     #[error("metadata.annotations[{}]: the pod has no container {name:?}", annotation::ENV_INJECT)]
     NoContainer { name: String },
     #[error("spec.{field}: {CONTAINER:?} is the name of the proxy's container; rename yours")]

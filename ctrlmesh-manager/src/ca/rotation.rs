@@ -65,11 +65,7 @@ pub enum RotationError {
     #[error("{key:?} is missing")]
     Missing { key: String },
     #[error("read {key:?}")]
-    Authority {
-        key: String,
-        #[source]
-        source: AuthorityError,
-    },
+    Authority { key: String, source: AuthorityError },
 }
 
 impl AuthorityKind {

@@ -80,11 +80,7 @@ pub enum CaStoreError {
     #[error("read the ConfigMap `{}`", root_ca::MESH)]
     TrustedAuthorities(#[source] kube::Error),
     #[error("read the Lease {lease:?}")]
-    Lease {
-        lease: String,
-        #[source]
-        source: kube::Error,
-    },
+    Lease { lease: String, source: kube::Error },
     #[error("read what the API server is called")]
     Names(#[source] kube::Error),
 }

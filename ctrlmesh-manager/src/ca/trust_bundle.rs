@@ -45,11 +45,7 @@ const PERIOD: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub enum TrustBundleError {
     #[error("write the ConfigMap `{}` in namespace {namespace:?}", root_ca::MESH)]
-    Write {
-        namespace: String,
-        #[source]
-        source: kube::Error,
-    },
+    Write { namespace: String, source: kube::Error },
     #[error("keep the webhook configurations")]
     Webhooks(#[source] kube::Error),
 }

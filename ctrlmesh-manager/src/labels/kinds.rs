@@ -27,11 +27,7 @@ pub struct Kind {
 #[derive(Debug, thiserror::Error)]
 pub enum KindsError {
     #[error("read the ConfigMap `{}` in namespace {namespace:?}", resource_list::NAME)]
-    Read {
-        namespace: String,
-        #[source]
-        source: kube::Error,
-    },
+    Read { namespace: String, source: kube::Error },
     #[error("parse `{}` of the ConfigMap `{}`", resource_list::KEY, resource_list::NAME)]
     Parse(#[source] Box<serde_saphyr::Error>),
     #[error("{name:?} is not GROUP/VERSION, or v1")]
@@ -46,7 +42,6 @@ pub enum KindsError {
     Discover {
         /// Such as `apps/v1`.
         group_version: String,
-        #[source]
         source: kube::Error,
     },
 }

@@ -72,17 +72,9 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
     #[error("status.labels.{field}")]
-    Key {
-        field: String,
-        #[source]
-        source: KeyError,
-    },
+    Key { field: String, source: KeyError },
     #[error("status.labels.{field}.hash")]
-    Hash {
-        field: &'static str,
-        #[source]
-        source: UnknownHash,
-    },
+    Hash { field: &'static str, source: UnknownHash },
     #[error("status.labels: a key stands for two things")]
     Ambiguous,
 }

@@ -31,23 +31,13 @@ pub enum ManifestError {
     Document {
         /// Counted from 1.
         document: usize,
-        #[source]
         source: Box<serde_saphyr::Error>,
     },
     /// The API server would read the document otherwise.
     #[error("document {document}: as the API server reads it")]
-    Typed {
-        document: usize,
-        #[source]
-        source: serde_json::Error,
-    },
+    Typed { document: usize, source: serde_json::Error },
     #[error("document {document}: items[{item}]")]
-    Item {
-        document: usize,
-        item: usize,
-        #[source]
-        source: serde_json::Error,
-    },
+    Item { document: usize, item: usize, source: serde_json::Error },
 }
 
 #[derive(Deserialize)]

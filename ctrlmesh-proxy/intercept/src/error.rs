@@ -35,11 +35,7 @@ pub enum Error {
     #[error(
         "{path} is not on a BPF file system, and none could be mounted for the whole machine: on the node, `mount -t bpf bpf /sys/fs/bpf`"
     )]
-    NoBpffs {
-        path: PathBuf,
-        #[source]
-        source: Errno,
-    },
+    NoBpffs { path: PathBuf, source: Errno },
     #[error("{0} is the BPF file system itself: name a folder below it")]
     PinRoot(PathBuf),
     #[error(
@@ -49,25 +45,14 @@ pub enum Error {
     #[error("{0} was removed and made anew since it was opened: open it again")]
     Replaced(PathBuf),
     #[error("{doing} {path}: pins are root's (0700): run as their owner")]
-    Private {
-        doing: String,
-        path: PathBuf,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Private { doing: String, path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("{doing}: not permitted; missing {missing}")]
-    Capability {
-        doing: String,
-        missing: Missing,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Capability { doing: String, missing: Missing, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("the kernel ({running}) is too old: {feature} needs Linux {since}")]
     Kernel {
         feature: Cow<'static, str>,
         since: &'static str,
         running: String,
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     #[error("{cgroup} is attached by `{owner}` (`--owner {owner}` speaks for it)")]
@@ -82,11 +67,7 @@ pub enum Error {
     #[error(
         "attach at {cgroup}: another program holds this cgroup or one above it exclusively (`bpftool cgroup tree` shows it)"
     )]
-    Exclusive {
-        cgroup: PathBuf,
-        #[source]
-        source: ProgramError,
-    },
+    Exclusive { cgroup: PathBuf, source: ProgramError },
     #[error("number {number} is of no pod that `{owner}` has attached")]
     NotYours { number: u32, owner: String },
     #[error("webhook calls to {address} are taken for the pod in slot {slot}")]
@@ -96,11 +77,7 @@ pub enum Error {
     )]
     TooMany { address: SocketAddr },
     #[error("make our IPv6 prefix local in network namespace {path}")]
-    Prefix {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Prefix { path: PathBuf, source: io::Error },
     #[error("nothing is attached at {0}")]
     NotAttached(PathBuf),
     #[error(
@@ -120,51 +97,21 @@ pub enum Error {
     #[error("load the kernel programs")]
     Object(#[source] Box<EbpfError>),
     #[error("load program `{program}`")]
-    Load {
-        program: &'static str,
-        #[source]
-        source: Box<ProgramError>,
-    },
+    Load { program: &'static str, source: Box<ProgramError> },
     #[error("the kernel programs hold no `{0}`: they are of another version")]
     Absent(&'static str),
     #[error("attach program `{program}` at {to}")]
-    Attach {
-        program: &'static str,
-        to: PathBuf,
-        #[source]
-        source: Box<ProgramError>,
-    },
+    Attach { program: &'static str, to: PathBuf, source: Box<ProgramError> },
     #[error("pin {path}")]
-    Pin {
-        path: PathBuf,
-        #[source]
-        source: PinError,
-    },
+    Pin { path: PathBuf, source: PinError },
     #[error("use map `{map}`")]
-    Map {
-        map: &'static str,
-        #[source]
-        source: MapError,
-    },
+    Map { map: &'static str, source: MapError },
     #[error("{doing} {path}")]
-    File {
-        doing: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("listen on {address}")]
-    Listen {
-        address: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
     #[error("enter network namespace {path}")]
-    Namespace {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Namespace { path: PathBuf, source: io::Error },
 }
 
 impl Error {

@@ -20,32 +20,16 @@ pub use ctrlmesh_runtime::tls::{ALPN_HTTP1, ALPN_HTTP2, VERSIONS, provider};
 #[derive(Debug, Error)]
 pub enum TlsError {
     #[error("read `{path}`")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("read PEM from `{path}`")]
-    Pem {
-        path: PathBuf,
-        #[source]
-        source: rustls_pki_types::pem::Error,
-    },
+    Pem { path: PathBuf, source: rustls_pki_types::pem::Error },
     #[error("`{path}` holds no certificate")]
     NoCertificate { path: PathBuf },
     #[error("issue a certificate with the mesh CA `{path}`")]
-    Issue {
-        path: PathBuf,
-        #[source]
-        source: rcgen::Error,
-    },
+    Issue { path: PathBuf, source: rcgen::Error },
     /// The TLS library refuses the certificate, the key, or both together.
     #[error("use the certificates of `{path}`")]
-    Refused {
-        path: PathBuf,
-        #[source]
-        source: rustls::Error,
-    },
+    Refused { path: PathBuf, source: rustls::Error },
     /// A name that the certificate should carry is neither a DNS name nor an address.
     #[error("`{name}` is not a name that a certificate can carry")]
     Name { name: String },

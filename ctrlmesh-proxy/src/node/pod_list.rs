@@ -77,7 +77,6 @@ pub enum PodsError {
         /// From 1; 0 where the whole file is meant.
         column: u64,
         /// What is wrong.
-        #[source]
         source: Box<serde_saphyr::Error>,
     },
     /// A pod's name is none.

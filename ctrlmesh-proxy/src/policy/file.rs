@@ -40,7 +40,6 @@ pub enum LoadError {
         /// From 1; 0 where the whole file is meant.
         column: u64,
         /// What is wrong.
-        #[source]
         source: Box<serde_saphyr::Error>,
     },
     /// The policy parses, but cannot be applied.

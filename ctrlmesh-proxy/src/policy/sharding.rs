@@ -47,7 +47,6 @@ pub enum ShardingError {
         /// The `ShardingConfig`.
         name: String,
         /// What is wrong.
-        #[source]
         source: RequirementError,
     },
     /// A limit of the `ShardingConfig` is wrong, or there is none.
@@ -56,7 +55,6 @@ pub enum ShardingError {
         /// The `ShardingConfig`.
         name: String,
         /// What is wrong.
-        #[source]
         source: ShareError,
     },
 }

@@ -62,7 +62,6 @@ pub enum StoreError {
         /// Whose.
         pod: PodName,
         /// Why.
-        #[source]
         source: PolicyError,
     },
 }

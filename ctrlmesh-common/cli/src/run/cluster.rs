@@ -64,11 +64,7 @@ pub(crate) enum ClusterError {
     )]
     NoAuthority,
     #[error("decode {field} of the kubeconfig")]
-    Data {
-        field: String,
-        #[source]
-        source: base64::DecodeError,
-    },
+    Data { field: String, source: base64::DecodeError },
     #[error("the user of context {context:?} has a client certificate or a key, but not both")]
     HalfIdentity { context: String },
 }

@@ -33,11 +33,7 @@ pub(crate) enum RunError {
     #[error("{limits} --limit and {selectors} --selector: each limit needs a selector of its own")]
     Pairs { limits: usize, selectors: usize },
     #[error("parse the selector {text:?}")]
-    Selector {
-        text: String,
-        #[source]
-        source: ParseSelectorError,
-    },
+    Selector { text: String, source: ParseSelectorError },
     #[error("--selector is empty, which shares nothing: name a label, as `team=a` or `slot in (0,1)`")]
     EmptySelector,
     #[error("check --selector")]
@@ -45,11 +41,7 @@ pub(crate) enum RunError {
     #[error("check --limit and --lock")]
     Limits(#[source] PolicyError),
     #[error("take the shard from `{file}`")]
-    Policy {
-        file: PathBuf,
-        #[source]
-        source: Box<LoadError>,
-    },
+    Policy { file: PathBuf, source: Box<LoadError> },
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error(transparent)]
@@ -75,23 +67,11 @@ pub(crate) enum RunError {
     #[error("port {port} is taken: leave --port out to get a free one")]
     PortTaken { port: u16 },
     #[error("listen at {address}")]
-    Listen {
-        address: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
     #[error("look up {host:?}, which the kubeconfig names as the server")]
-    Resolve {
-        host: String,
-        #[source]
-        source: io::Error,
-    },
+    Resolve { host: String, source: io::Error },
     #[error("reach the API server {url} (does `kubectl version` reach it with the same kubeconfig?)")]
-    Unreachable {
-        url: String,
-        #[source]
-        source: io::Error,
-    },
+    Unreachable { url: String, source: io::Error },
     #[error("prepare TLS")]
     Tls(#[from] TlsError),
     #[error("serve")]

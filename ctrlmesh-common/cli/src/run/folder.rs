@@ -32,12 +32,7 @@ pub(crate) struct Folder {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FolderError {
     #[error("{doing} `{path}` (--run-dir DIR takes another folder)")]
-    File {
-        doing: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("`{path}` is not a folder that only this user can enter: remove it, or set XDG_RUNTIME_DIR")]
     NotOurs { path: PathBuf },
 }

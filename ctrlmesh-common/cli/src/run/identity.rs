@@ -57,17 +57,9 @@ pub(crate) struct Identity {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
     #[error("read `{path}`, which the kubeconfig names")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("read the kubeconfig's {what}")]
-    Pem {
-        what: &'static str,
-        #[source]
-        source: rustls::pki_types::pem::Error,
-    },
+    Pem { what: &'static str, source: rustls::pki_types::pem::Error },
     #[error("use the kubeconfig's client certificate")]
     Refused(#[source] rustls::Error),
     #[error("make the certificates of this run")]

@@ -45,25 +45,14 @@ pub(crate) enum ChildError {
     #[error("the proxy ended before the command began")]
     Orphan,
     #[error("{doing}")]
-    Prepare {
-        doing: &'static str,
-        #[source]
-        source: io::Error,
-    },
+    Prepare { doing: &'static str, source: io::Error },
     #[error(
         "put a service account's files at {}, which takes root, or user namespaces for everybody (--interception kubeconfig takes neither)",
         crate::run::kubeconfig::source::SERVICE_ACCOUNT
     )]
-    Account {
-        #[source]
-        source: io::Error,
-    },
+    Account { source: io::Error },
     #[error("run `{}`", program.display())]
-    Execute {
-        program: OsString,
-        #[source]
-        source: io::Error,
-    },
+    Execute { program: OsString, source: io::Error },
 }
 
 /// The arguments by which [`ChildArgs`] is said.

@@ -47,11 +47,7 @@ pub(crate) enum IsolateError {
     #[error("intercept the command's connections")]
     Intercept(#[from] Error),
     #[error("make the cgroup `{path}`")]
-    Cgroup {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    Cgroup { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Folder(#[from] FolderError),
 }

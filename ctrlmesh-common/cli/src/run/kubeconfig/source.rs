@@ -30,17 +30,9 @@ pub(crate) struct Source {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
     #[error("read the kubeconfig `{path}`")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("parse the kubeconfig `{path}`")]
-    Parse {
-        path: PathBuf,
-        #[source]
-        source: Box<KubeconfigError>,
-    },
+    Parse { path: PathBuf, source: Box<KubeconfigError> },
     #[error(
         "the command's arguments name the kubeconfig `{command}`, --kubeconfig names `{flag}`: name one of them only"
     )]
