@@ -205,8 +205,7 @@ impl Connection {
         A: Message + 'static,
         B: Message + Default + 'static,
     {
-        let request = self.authorized(message.into_request())?;
-        self.ready().await?;
+        let request = self.prepare(message.into_request()).await?;
         let codec = ProstCodec::<A, B>::default();
         Ok(self.grpc.unary(request, PathAndQuery::from_static(path), codec).await?.into_inner())
     }
@@ -224,8 +223,7 @@ impl Connection {
         A: Message + 'static,
         B: Message + Default + 'static,
     {
-        let request = self.authorized(messages.into_streaming_request())?;
-        self.ready().await?;
+        let request = self.prepare(messages.into_streaming_request()).await?;
         let codec = ProstCodec::<A, B>::default();
         Ok(self.grpc.client_streaming(request, PathAndQuery::from_static(path), codec).await?.into_inner())
     }
@@ -243,20 +241,17 @@ impl Connection {
         A: Message + 'static,
         B: Message + Default + 'static,
     {
-        let request = self.authorized(messages.into_streaming_request())?;
-        self.ready().await?;
+        let request = self.prepare(messages.into_streaming_request()).await?;
         let codec = ProstCodec::<A, B>::default();
         Ok(self.grpc.streaming(request, PathAndQuery::from_static(path), codec).await?.into_inner())
     }
 
-    fn authorized<T>(&self, mut request: tonic::Request<T>) -> Result<tonic::Request<T>, Status> {
+    /// Adds the token, and waits until the connection takes a call.
+    async fn prepare<T>(&mut self, mut request: tonic::Request<T>) -> Result<tonic::Request<T>, Status> {
         let value = authorization(&self.token).map_err(|error| Status::unauthenticated(telemetry::chain(&error)))?;
         request.metadata_mut().insert("authorization", value);
+        self.grpc.ready().await.map_err(|error| Status::unavailable(telemetry::chain(&error)))?;
         Ok(request)
-    }
-
-    async fn ready(&mut self) -> Result<(), Status> {
-        self.grpc.ready().await.map_err(|error| Status::unavailable(telemetry::chain(&error)))
     }
 }
 

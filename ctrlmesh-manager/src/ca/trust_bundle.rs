@@ -4,6 +4,7 @@
 //! of our webhook configurations. The leader keeps both up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +12,17 @@ use std::time::Duration;
 use ctrlmesh_common::names::root_ca;
 use ctrlmesh_common::wire;
 use futures::StreamExt as _;
-use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::{ByteString, ClusterResourceScope};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{self, MissedTickBehavior};
@@ -239,31 +242,31 @@ impl TrustBundle {
 
     /// Sets the `caBundle` of our webhook configurations.
     async fn webhooks(&self, leadership: &Leadership) {
-        for written in [self.validating(leadership).await, self.mutating(leadership).await] {
+        let validating = self.update(leadership, |one: &mut ValidatingWebhookConfiguration| {
+            one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config).collect()
+        });
+        let mutating = self.update(leadership, |one: &mut MutatingWebhookConfiguration| {
+            one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config).collect()
+        });
+        for written in [validating.await, mutating.await] {
             if let Err(error) = written.map_err(TrustBundleError::Webhooks) {
                 warn!(error = telemetry::chain(&error), "certificate authorities not published");
             }
         }
     }
 
-    async fn validating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
-        let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+    async fn update<K>(
+        &self,
+        leadership: &Leadership,
+        clients: impl Fn(&mut K) -> Vec<&mut WebhookClientConfig>,
+    ) -> Result<(), kube::Error>
+    where
+        K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
+    {
+        let configurations: Api<K> = Api::all(self.client.clone());
         for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {
-            let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
-            if set(clients, &self.bundle()) && leadership.is_held() {
-                let name = one.metadata.name.clone().unwrap_or_default();
-                log_outcome(&name, configurations.replace(&name, &PostParams::default(), &one).await);
-            }
-        }
-        Ok(())
-    }
-
-    async fn mutating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
-        let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
-        for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {
-            let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
-            if set(clients, &self.bundle()) && leadership.is_held() {
-                let name = one.metadata.name.clone().unwrap_or_default();
+            if set(clients(&mut one), &self.bundle()) && leadership.is_held() {
+                let name = one.meta().name.clone().unwrap_or_default();
                 log_outcome(&name, configurations.replace(&name, &PostParams::default(), &one).await);
             }
         }
@@ -276,9 +279,9 @@ impl TrustBundle {
 }
 
 /// Returns whether a bundle was changed.
-fn set<'a>(clients: impl Iterator<Item = &'a mut WebhookClientConfig>, bundle: &ByteString) -> bool {
+fn set(clients: Vec<&mut WebhookClientConfig>, bundle: &ByteString) -> bool {
     let mut changed = false;
-    for client in clients.filter(|client| client.ca_bundle.as_ref() != Some(bundle)) {
+    for client in clients.into_iter().filter(|client| client.ca_bundle.as_ref() != Some(bundle)) {
         client.ca_bundle = Some(bundle.clone());
         changed = true;
     }

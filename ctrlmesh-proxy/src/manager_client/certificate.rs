@@ -26,6 +26,7 @@ use crate::net::tls::TlsError;
 use crate::net::tls::issue::{self, Source};
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::grpc::GrpcError;
+use ctrlmesh_runtime::telemetry;
 
 /// Between checks of the certificate's age and of the manager's CAs.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);
@@ -81,7 +82,7 @@ impl SignedCertificate {
                 // The certificate is new, even where the clock disagrees.
                 break;
             };
-            let error = format!("{:#}", anyhow::Error::from(error));
+            let error = telemetry::chain(&error);
             warn!(error, retry = ?wait, "no certificate yet");
             time::sleep(wait).await;
             wait = (wait * 2).min(LONGEST_RETRY);
@@ -112,7 +113,7 @@ impl SignedCertificate {
                     time::sleep(CHECK_INTERVAL).await;
                 }
                 Err(error) => {
-                    let error = format!("{:#}", anyhow::Error::from(error));
+                    let error = telemetry::chain(&error);
                     warn!(error, retry = ?wait, "certificate not renewed");
                     time::sleep(wait).await;
                     wait = (wait * 2).min(LONGEST_RETRY);

@@ -213,10 +213,12 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_runtime::telemetry;
+
     use super::*;
 
     fn read(text: &str) -> Result<Vec<Pod>, String> {
-        parse(text, Path::new("/etc/pods")).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+        parse(text, Path::new("/etc/pods")).map_err(|error| telemetry::chain(&error))
     }
 
     #[test]

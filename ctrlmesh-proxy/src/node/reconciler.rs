@@ -34,6 +34,7 @@ use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_intercept::{Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::telemetry;
 
 /// The owner of the node's attachments.
 pub(super) const OWNER: &str = "node";
@@ -208,7 +209,7 @@ impl Reconciler {
                 self.fast_until = Instant::now() + STARTING;
             }
             Some(Err(error)) => {
-                let error = format!("{:#}", anyhow::Error::from(error));
+                let error = telemetry::chain(&error);
                 warn!(error, "list of pods refused, the last one stays");
             }
             None => {}
@@ -224,7 +225,7 @@ impl Reconciler {
         for (name, pod) in &mut self.pods {
             pod.attach.targets = self.targets.clone();
             if let Err(error) = self.interceptor.attach(&pod.attach) {
-                let error = format!("{:#}", anyhow::Error::from(error));
+                let error = telemetry::chain(&error);
                 warn!(pod = %name, error, "redirect all that is the API server's");
             }
         }
@@ -390,7 +391,7 @@ impl Reconciler {
             self.complaints.remove(name);
             return info!(pod = %name, "pod is served");
         };
-        let error = format!("{:#}", anyhow::Error::from(error));
+        let error = telemetry::chain(&error);
         let complaint = self.complaints.entry(name.clone());
         if complaint.or_insert_with(|| Complaint::new(error.clone())).is_due(&error) {
             warn!(pod = %name, error, "pod cannot be served yet");

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use ctrlmesh_common::policy::{PodPolicy, PolicyError};
 use ctrlmesh_common::wire;
+use ctrlmesh_runtime::telemetry;
 use serde::{Deserialize, Serialize};
 
 use super::PodName;
@@ -90,7 +91,7 @@ impl Store {
             Err(error) => {
                 let aside = self.folder.join(BROKEN);
                 let moved = fs::rename(self.folder.join(FILE), &aside);
-                let error = format!("{:#}", anyhow::Error::from(error));
+                let error = telemetry::chain(&error);
                 tracing::warn!(error, aside = %aside.display(), moved = moved.is_ok(), "what the manager said last is not believed");
                 PodPolicies::new()
             }

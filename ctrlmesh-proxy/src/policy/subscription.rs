@@ -28,6 +28,7 @@ use crate::manager_client::Endpoint;
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::grpc::GrpcError;
+use ctrlmesh_runtime::telemetry;
 
 mod apply;
 
@@ -215,7 +216,7 @@ impl Client {
             self.metrics.connected.set(0);
             let pause = pause(wait);
             warn!(
-                error = format!("{:#}", anyhow::Error::from(ended)),
+                error = telemetry::chain(&ended),
                 retry = ?pause,
                 "the manager is away; the last policy stays"
             );
@@ -345,7 +346,7 @@ impl Client {
         *unsaved = !matches!(saved, Ok(Ok(())));
         drop(unsaved);
         if let Ok(Err(error)) = saved {
-            let error = format!("{:#}", anyhow::Error::from(error));
+            let error = telemetry::chain(&error);
             warn!(
                 error,
                 "policy in force, but not kept: a restart without the manager has the one before; tried again"

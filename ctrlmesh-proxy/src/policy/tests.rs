@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use ctrlmesh_runtime::telemetry;
+
 use super::*;
 
 fn policy_file(text: &str) -> (tempfile::TempDir, Source) {
@@ -13,8 +15,8 @@ fn policy_file(text: &str) -> (tempfile::TempDir, Source) {
     (folder, Source::Policy(file))
 }
 
-fn whole(error: LoadError) -> String {
-    format!("{:#}", anyhow::Error::from(error))
+fn whole(error: &LoadError) -> String {
+    telemetry::chain(error)
 }
 
 fn with_epoch(epoch: u64) -> String {
@@ -57,7 +59,7 @@ fn a_file_that_cannot_be_meant_is_refused_with_line_or_reason() {
         ("limits: [{selector: a}, {selector: ''}]", "limits[1].selector has no requirement"),
     ] {
         let (_folder, source) = policy_file(text);
-        let error = whole(load(&source).unwrap_err());
+        let error = whole(&load(&source).unwrap_err());
         assert!(error.contains(wanted), "{error}");
     }
 }
@@ -131,7 +133,7 @@ fn a_file_that_limits_nothing_is_refused_unless_it_says_so() {
         ("limts: [{selector: {matchLabels: {a: b}}}]\n", "spec.limts: no such field"),
     ] {
         let (_folder, source) = policy_file(&unlimited.replace("limits:\n", limits));
-        let error = whole(load(&of_pod(source.file(), "ops/op-1", &["app=op"])).unwrap_err());
+        let error = whole(&load(&of_pod(source.file(), "ops/op-1", &["app=op"])).unwrap_err());
         assert!(error.contains(wanted), "{error}");
     }
 }

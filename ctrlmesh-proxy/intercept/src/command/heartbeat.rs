@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use ctrlmesh_common::kernel::{NATIVE_IPV6, Pod};
+use ctrlmesh_runtime::telemetry;
 
 use crate::Error;
 use crate::host::cgroup::{CgroupPaths, Hierarchy};
@@ -45,7 +46,7 @@ pub(crate) struct LastError(Option<String>);
 impl LastError {
     /// What went wrong, if that is news.
     pub(crate) fn if_changed<T>(&mut self, result: Result<T, Error>) -> Option<String> {
-        let now = result.err().map(|error| format!("{:#}", anyhow::Error::from(error)));
+        let now = result.err().map(|error| telemetry::chain(&error));
         let changed = now.clone().filter(|now| self.0.as_ref() != Some(now));
         self.0 = now;
         changed

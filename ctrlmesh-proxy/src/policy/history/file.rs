@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire;
+use ctrlmesh_runtime::telemetry;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -84,7 +85,7 @@ impl HistoryFile {
     /// The file cannot be read, which is logged.
     pub(super) fn read(&self) -> Result<Option<StoredHistory>, ()> {
         let written = self.written().map_err(|error| {
-            let error = format!("{:#}", anyhow::Error::from(error));
+            let error = telemetry::chain(&error);
             warn!(error, file = %self.file.display(), "watches from before are not believed");
         })?;
         Ok(written.filter(|written| written.uid == self.uid))
@@ -108,7 +109,7 @@ impl HistoryFile {
     pub(super) fn write(&self, policies: Vec<StoredPolicy>, forgotten: Option<summary::StoredSummary>) {
         let written = StoredHistory { uid: self.uid.clone(), policies, forgotten };
         let Err(error) = self.replace(&written) else { return };
-        let error = format!("{:#}", anyhow::Error::from(error));
+        let error = telemetry::chain(&error);
         let emptied = fs::write(&self.file, "").is_ok();
         warn!(error, emptied, file = %self.file.display(), "what watches were told is not kept");
     }

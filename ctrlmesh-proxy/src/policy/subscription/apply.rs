@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ctrlmesh_common::policy::{PodPolicy, Policy};
 use ctrlmesh_common::wire::{MAX_REASON_BYTES, PodEntry, Update, Verdict};
+use ctrlmesh_runtime::telemetry;
 use tracing::{debug, warn};
 
 use super::name;
@@ -55,7 +56,7 @@ pub(super) fn apply(before: &PodPolicies, update: Update, forgets: bool) -> (Pod
                 after.insert(pod.clone(), pod_policy);
                 String::new()
             }
-            Err(refused) => reason(refused),
+            Err(refused) => reason(&refused),
         };
         let epoch = after.get(&pod).map_or(0, |kept| kept.policy.epoch);
         verdicts.push(Verdict { pod: Some(id), digest, epoch, refused });
@@ -69,8 +70,8 @@ fn policy(entry: &PodEntry) -> Result<Policy, PolicyRefusal> {
     Ok(policy)
 }
 
-fn reason(refused: PolicyRefusal) -> String {
-    let mut text = format!("{:#}", anyhow::Error::from(refused));
+fn reason(refused: &PolicyRefusal) -> String {
+    let mut text = telemetry::chain(refused);
     text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
     text
 }
