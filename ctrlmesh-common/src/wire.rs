@@ -15,7 +15,8 @@ pub const FOLLOW: &str = "/ctrlmesh.v1.Mesh/Follow";
 /// The call of a proxy that wants a certificate: one [`SignRequest`], one [`Signed`].
 pub const SIGN: &str = "/ctrlmesh.v1.Mesh/Sign";
 
-/// The call of a replica that tells the leader what its proxies said: [`Receipts`] go up, one [`Relayed`] comes down.
+/// The call of a replica that relays its proxies' receipts to the leader: [`Receipts`] go up, one [`Relayed`] comes
+/// down.
 pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
 
 /// The call of a replica that asks the leader for the shard of a pod: one [`ShardRequest`], one [`ShardReply`].

@@ -122,8 +122,8 @@ mod tests {
     #[tokio::test]
     async fn it_wakes_the_task_that_polled_last() {
         let notify = Arc::new(Notify::new());
-        let told = notify.clone();
-        let mut gated = PollOnWake::new(Box::pin(async move { told.notified().await }));
+        let signal = notify.clone();
+        let mut gated = PollOnWake::new(Box::pin(async move { signal.notified().await }));
         let mut elsewhere = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut gated).poll(&mut elsewhere).is_pending());
         let mut tasks = JoinSet::new();

@@ -116,11 +116,11 @@ fn read_items(
     configs: &mut Vec<ShardingConfig>,
 ) -> Result<(), ReadError> {
     for (item, manifest) in list.items.into_iter().flatten().enumerate() {
-        let said = |field: &str| manifest.get(field).and_then(Value::as_str);
-        if said("kind").or(typed.map(|_| KIND)) != Some(KIND) {
+        let text = |field: &str| manifest.get(field).and_then(Value::as_str);
+        if text("kind").or(typed.map(|_| KIND)) != Some(KIND) {
             continue;
         }
-        check_version(document, said("apiVersion").or(typed))?;
+        check_version(document, text("apiVersion").or(typed))?;
         check_fields(document, &format!("items[{item}]."), &manifest)?;
         let failed = |source| ReadError::Item { document, item, source };
         configs.push(serde_json::from_value(manifest).map_err(failed)?);

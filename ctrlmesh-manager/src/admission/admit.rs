@@ -44,8 +44,8 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 ///
 /// Without `snapshot` nothing is known of the cluster yet: the object is checked by itself, with the `configured`
 /// labels.
-pub fn validate(review: &Review, snapshot: Option<&Snapshot>, told: &Labelling) -> AdmissionResponse {
-    let labelling = snapshot.map_or(told, |snapshot| &snapshot.scheme.in_force);
+pub fn validate(review: &Review, snapshot: Option<&Snapshot>, by_flags: &Labelling) -> AdmissionResponse {
+    let labelling = snapshot.map_or(by_flags, |snapshot| &snapshot.scheme.in_force);
     let response = AdmissionResponse::from(review);
     let (Operation::Create | Operation::Update, Some(object)) = (&review.operation, &review.object) else {
         return response;

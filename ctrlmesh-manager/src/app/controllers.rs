@@ -338,11 +338,11 @@ mod tests {
         assert!(Arc::ptr_eq(&receipts.contacts(), &receipts.contacts()));
         let before = receipts.contacts();
         store.publish([notice("a", "one", 1)]);
-        assert!(Arc::ptr_eq(&before, &receipts.contacts()), "nobody said anything");
+        assert!(Arc::ptr_eq(&before, &receipts.contacts()), "no receipt changed");
         store.receive(None, &pod, receipt("a", 2));
         assert_eq!(epoch(), Some(2));
         store.publish([]);
-        assert_eq!(epoch(), None, "the next pod of that name has said nothing");
+        assert_eq!(epoch(), None, "the next pod of that name has no receipt");
     }
 
     #[test]

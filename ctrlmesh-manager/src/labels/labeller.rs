@@ -66,7 +66,7 @@ const ROLE: &str = "ctrlmesh-labels";
 
 /// What was reported of the list.
 #[derive(Default)]
-struct Told {
+struct Reported {
     not_served: Vec<String>,
     forbidden: Vec<KindName>,
 }
@@ -111,14 +111,14 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
         let mut triggers = pin!(self.triggers());
         let list = ListProgress::new(&self.metrics.unfinished, &self.progress);
-        let (mut wanted, mut told, mut kept) = (WantedKinds::default(), Told::default(), None);
+        let (mut wanted, mut reported, mut kept) = (WantedKinds::default(), Reported::default(), None);
         loop {
             let look = wanted.look(&self.client, &self.namespace, &self.cache, &self.progress);
             let (found, named) = Box::pin(look).await;
             // First the followers, so that a kind that a root names is known to be unfinished.
             self.change(&wanted.granted, &mut running, &all, &drain);
             self.progress.name(named);
-            Box::pin(self.report(&list, &found, &wanted.listed_without_rights(), &mut told)).await;
+            Box::pin(self.report(&list, &found, &wanted.listed_without_rights(), &mut reported)).await;
             Box::pin(self.keep_at_once(&wanted.granted, &mut kept)).await;
             let within = if wanted.lacks_rights() { RIGHTS } else { LOOK.1 };
             tokio::select! {
@@ -153,7 +153,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         list: &ListProgress,
         found: &Result<Served, KindsError>,
         forbidden: &[KindName],
-        told: &mut Told,
+        reported: &mut Reported,
     ) {
         let why: Vec<String> = match found {
             Ok(served) => served.unknown.iter().map(|error| telemetry::chain(error)).collect(),
@@ -166,21 +166,21 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             warn!(error, "not all that is listed can be labelled; what was known holds");
             self.publish_event("list", true, "NotLabelled", error).await;
         }
-        if forbidden != told.forbidden {
+        if forbidden != reported.forbidden {
             for role in label_coverage::cluster_roles(ROLE, forbidden) {
                 warn!(role, "some of what is listed may not be labelled; apply this role");
                 self.publish_event("list", true, "LabelsForbidden", role).await;
             }
-            forbidden.clone_into(&mut told.forbidden);
+            forbidden.clone_into(&mut reported.forbidden);
         }
         let Ok(Served { missing, .. }) = found else { return };
-        if *missing != told.not_served && !missing.is_empty() {
+        if *missing != reported.not_served && !missing.is_empty() {
             let kinds = missing.join(", ");
             warn!(kinds, "listed, but not served, or not so that it can be labelled");
             let note = format!("not served, or not so that it can be labelled: {kinds}");
             self.publish_event("list", true, "NotServed", note).await;
         }
-        told.not_served.clone_from(missing);
+        reported.not_served.clone_from(missing);
     }
 
     /// Starts the followers of new kinds and ends those of removed ones.

@@ -140,16 +140,16 @@ fn settles(scheme: &Scheme) -> Duration {
 impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
     pub async fn run(mut self) {
         let mut ticks = time::interval(PERIOD);
-        let (mut settled, mut told) = (QuietPeriod::default(), None);
+        let (mut settled, mut written) = (QuietPeriod::default(), None);
         loop {
             if !self.leadership.is_held() {
                 self.metrics.set(None);
                 self.notice.set(None);
-                (settled, told) = (QuietPeriod::default(), None);
+                (settled, written) = (QuietPeriod::default(), None);
             }
             self.leadership.acquired().await;
             ticks.tick().await;
-            let looked = time::timeout(DEADLINE, Box::pin(self.look(&mut settled, &mut told)));
+            let looked = time::timeout(DEADLINE, Box::pin(self.look(&mut settled, &mut written)));
             match looked.await {
                 Ok(Ok(None)) => {}
                 // The step was taken, and the event has a deadline of its own.
@@ -164,8 +164,12 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         }
     }
 
-    /// Takes the next step, if possible. Returns the step and its message. `told` is the stage that was written last.
-    async fn look(&self, settled: &mut QuietPeriod, told: &mut Option<Stage>) -> kube::Result<Option<(Step, String)>> {
+    /// Takes the next step, if possible. Returns the step and its message. `written` is the stage that was written last.
+    async fn look(
+        &self,
+        settled: &mut QuietPeriod,
+        written: &mut Option<Stage>,
+    ) -> kube::Result<Option<(Step, String)>> {
         let Some(scheme) = self.cache.scheme() else { return Ok(None) };
         let progress = self.current.of(&scheme);
         let repaired = progress.as_ref().map_or(0, Progress::repaired);
@@ -183,7 +187,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         let stage = Stage::of(after, unfinished.as_deref(), asked.as_deref());
         self.metrics.set(stage.name);
         self.notice.set(stage.name.map(|_| stage.message.clone()));
-        if next.is_none() && told.as_ref() == Some(&stage) && self.cache.is_scheme_written() {
+        if next.is_none() && written.as_ref() == Some(&stage) && self.cache.is_scheme_written() {
             return Ok(None);
         }
         let stands = Box::pin(self.write(&scheme, after, &stage, &mut self.status_writer.take().await)).await?;
@@ -194,7 +198,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         if let Some((step, message)) = &taken {
             info!(?step, labels = message, "other labels");
         }
-        *told = Some(stage);
+        *written = Some(stage);
         Ok(taken)
     }
 

@@ -40,7 +40,7 @@ struct KindFollower<MayWrite> {
     listed: bool,
     /// Watch failures in a row.
     failures: u32,
-    told: Option<String>,
+    reported: Option<String>,
 }
 
 enum Next {
@@ -59,7 +59,7 @@ pub(super) async fn follow<MayWrite>(
     MayWrite: Fn() -> bool + Send + Sync + 'static,
 {
     let (retries, repaired, listed, failures) = (RetryQueue::default(), 0, false, 0);
-    let mut this = KindFollower { labels, name, kind, unfinished, retries, repaired, listed, failures, told: None };
+    let mut this = KindFollower { labels, name, kind, unfinished, retries, repaired, listed, failures, reported: None };
     loop {
         Box::pin(this.pass()).await;
     }
@@ -211,7 +211,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
             return;
         }
         if finished {
-            if (changed || self.told.is_some()) && self.repaired > 0 {
+            if (changed || self.reported.is_some()) && self.repaired > 0 {
                 let (kind, repaired) = (&self.name, self.repaired);
                 info!(kind, repaired, "gone through: every object is labelled");
                 let note = format!(
@@ -219,12 +219,12 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
                 );
                 self.labels.publish_event(kind, false, "Labelled", note).await;
             }
-            (self.repaired, self.told) = (0, None);
+            (self.repaired, self.reported) = (0, None);
         } else if let Some(why) = self.unfinished.why()
-            && self.told.as_ref() != Some(&why)
+            && self.reported.as_ref() != Some(&why)
         {
             self.labels.publish_event(&self.name, true, "NotLabelled", why.clone()).await;
-            self.told = Some(why);
+            self.reported = Some(why);
         }
     }
 }

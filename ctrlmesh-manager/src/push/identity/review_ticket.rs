@@ -71,15 +71,15 @@ impl TicketKey {
     pub fn read(&self, token: &str, ticket: &[u8], now: SystemTime) -> Option<ReviewedIdentity> {
         let (mac, text) = ticket.split_at_checked(MAC_BYTES)?;
         hmac::verify(&self.0, &signed(token, text), mac).ok()?;
-        let said: TicketContent = serde_json::from_slice(text).ok()?;
-        let reviewed = UNIX_EPOCH.checked_add(Duration::from_millis(said.reviewed))?;
+        let content: TicketContent = serde_json::from_slice(text).ok()?;
+        let reviewed = UNIX_EPOCH.checked_add(Duration::from_millis(content.reviewed))?;
         let ago = match now.duration_since(reviewed) {
             Ok(ago) => ago,
             Err(ahead) if ahead.duration() <= CLOCK_SKEW => Duration::ZERO,
             Err(_) => return None,
         };
-        let pod = PodName { namespace: said.namespace, name: said.name };
-        let (uid, node, account) = (said.uid, said.node, said.account);
+        let pod = PodName { namespace: content.namespace, name: content.name };
+        let (uid, node, account) = (content.uid, content.node, content.account);
         let identity = Arc::new(Identity { pod, uid, node, account });
         (ago < VALIDITY).then_some(ReviewedIdentity { identity, reviewed })
     }

@@ -75,7 +75,7 @@ impl WriteQueue {
     /// Whether a new decision is needed: something changed, or a postponed write is due.
     pub(super) fn needs_decision(&self, plan: &Arc<Plan>, observed: &Observations, now: Instant) -> bool {
         let decided = self.decided.as_ref();
-        let same = decided.is_some_and(|(by, said)| Arc::ptr_eq(by, plan) && said == observed);
+        let same = decided.is_some_and(|(by, seen)| Arc::ptr_eq(by, plan) && seen == observed);
         !same || self.due.is_some_and(|due| now >= due)
     }
 
@@ -312,8 +312,8 @@ mod tests {
         assert!(!queue.needs_decision(&plan, &observed, now + RETRY.1));
         assert!(queue.needs_decision(&Arc::default(), &observed, now), "another plan");
         let contacts = BTreeMap::from([("ns/a".parse().unwrap(), Contact::default())]);
-        let said = Observations { contacts: Arc::new(contacts), ..Observations::default() };
-        assert!(queue.needs_decision(&plan, &said, now), "a proxy has said something");
+        let observations = Observations { contacts: Arc::new(contacts), ..Observations::default() };
+        assert!(queue.needs_decision(&plan, &observations, now), "a proxy has reported");
         assert_eq!(queue.next(), Some(write("a")));
         queue.done(&write("a"), Outcome::Failed, now);
         assert!(!queue.needs_decision(&plan, &observed, now));
