@@ -150,7 +150,6 @@ pub enum PolicyError {
         /// Which of its resource matches.
         at: usize,
         /// What is wrong with it.
-        #[source]
         source: ResourceMatchError,
     },
     /// What limits some resource does not fit into a request.

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_is_cut_at_the_timeout_however_often_the_policy_changes() {
+    async fn a_write_is_cut_at_the_timeout_despite_policy_changes() {
         let first = owning(1, &[1]);
         let bed = Bed::new(&first).await;
         let slot = Slot::try_from(1).unwrap();

@@ -242,7 +242,7 @@ async fn a_write_that_takes_too_long_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_given_back_is_written_without_a_new_connection() {
+async fn a_slot_given_back_is_written_over_the_same_connection() {
     for version in BOTH {
         let mut bed = Bed::new(owning(1, &[31]), &[]).await;
         let mut client = bed.client(version).await;

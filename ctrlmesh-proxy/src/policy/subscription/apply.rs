@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_reason_is_cut_where_a_letter_ends() {
         let long = serde_json::from_str::<Policy>(&format!(r#"{{"{}": 1}}"#, "\u{e4}".repeat(2000)));
-        let text = reason(long.unwrap_err().into());
+        let text = reason(&long.unwrap_err().into());
         assert!(text.len() <= MAX_REASON_BYTES && text.len() > MAX_REASON_BYTES - 4);
     }
 }
