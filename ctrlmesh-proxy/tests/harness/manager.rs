@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use ctrlmesh_common::wire::{self, Entry, Hello, PodId, Report, Said, Update, Verdict};
+use ctrlmesh_common::wire::{self, Content, Hello, PodEntry, PodId, Report, Update, Verdict};
 use http::{HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
 use http_body_util::channel::{Channel, Sender};
@@ -83,8 +83,8 @@ impl Manager {
     /// The next stream, and what the proxy says first.
     pub(crate) async fn stream(&mut self) -> (Stream, Hello) {
         let mut stream = soon("a stream", self.streams.recv()).await.unwrap();
-        match stream.report().await.said {
-            Some(Said::Hello(hello)) => (stream, hello),
+        match stream.report().await.content {
+            Some(Content::Hello(hello)) => (stream, hello),
             other => panic!("{other:?} before a hello"),
         }
     }
@@ -96,7 +96,7 @@ impl Stream {
         let policy = Bytes::from(policy.to_string());
         let pod = PodId { namespace: "ns".to_owned(), name: "op-0".to_owned(), uid: "u".to_owned() };
         let (digest, operator) = (wire::digest(&policy), "ns/op".to_owned());
-        let entry = Entry { pod: Some(pod), digest, policy, operator, version: 1 };
+        let entry = PodEntry { pod: Some(pod), digest, policy, operator, version: 1 };
         let update = Update { policies: vec![entry], ..Update::default() };
         let mut message = BytesMut::new();
         message.put_u8(0);
@@ -107,8 +107,8 @@ impl Stream {
 
     /// The next verdict.
     pub(crate) async fn verdict(&mut self) -> Verdict {
-        match self.report().await.said {
-            Some(Said::Verdict(verdict)) => verdict,
+        match self.report().await.content {
+            Some(Content::Verdict(verdict)) => verdict,
             other => panic!("{other:?} is no verdict"),
         }
     }
