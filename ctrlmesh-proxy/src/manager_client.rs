@@ -1,7 +1,7 @@
 //! The gRPC connection to the manager.
 //!
-//! The manager is verified by its own CA, and every call carries the pod's token. The CA is read for each connection and
-//! the token for each call, because both change while a proxy runs.
+//! The manager is verified by its own CA, and every call carries the pod's token. The CA is read for each connection
+//! and the token for each call, because both change while a proxy runs.
 
 use std::future::Future;
 use std::io;

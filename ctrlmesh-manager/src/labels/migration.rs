@@ -164,7 +164,8 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         }
     }
 
-    /// Takes the next step, if possible. Returns the step and its message. `written` is the stage that was written last.
+    /// Takes the next step, if possible. Returns the step and its message. `written` is the stage that was written
+    /// last.
     async fn look(
         &self,
         settled: &mut QuietPeriod,
