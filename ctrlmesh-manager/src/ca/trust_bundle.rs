@@ -156,7 +156,7 @@ impl TrustBundle {
             if maps_there.is_whole() {
                 let mut all = namespaces.borrow_and_update().clone();
                 all.insert(own.to_owned());
-                again = self.check(scope, all, again, &maps_there, leadership).await;
+                again = Box::pin(self.check(scope, all, again, &maps_there, leadership)).await;
             }
         }
     }
@@ -183,7 +183,7 @@ impl TrustBundle {
             Scope::All => {
                 let known = maps_there.namespaces();
                 let again = self.repair(all.into_iter().chain(known), maps_there, leadership).await;
-                self.webhooks(leadership).await;
+                Box::pin(self.webhooks(leadership)).await;
                 again
             }
         }

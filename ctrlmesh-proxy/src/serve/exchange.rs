@@ -1,7 +1,6 @@
 //! Forwards one request to the API server, as the policy lets it.
 
 use std::error::Error;
-use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -131,18 +130,20 @@ impl Session {
         let (request, mut pending) = self.prepare(request, info, target).await?;
         let took = start.elapsed();
         let write = pending.write.take();
-        let response = {
-            let mut sending = pin!(async {
-                if pending.long_running {
-                    self.upstream.send(request, on_informational).await
-                } else {
-                    self.upstream.send_within(request, self.server.response_timeout, on_informational).await
-                }
-            });
-            match &write {
-                Some(write) => write.unless_cut(sending.as_mut()).await.ok_or(Failure::Cut)?,
-                None => sending.await,
+        let response = match &write {
+            Some(write) => {
+                // Boxed, so that other requests hold no memory for it.
+                let sending = Box::pin(async {
+                    if pending.long_running {
+                        self.upstream.send(request, on_informational).await
+                    } else {
+                        self.upstream.send_within(request, self.server.response_timeout, on_informational).await
+                    }
+                });
+                write.unless_cut(sending).await.ok_or(Failure::Cut)?
             }
+            None if pending.long_running => self.upstream.send(request, on_informational).await,
+            None => self.upstream.send_within(request, self.server.response_timeout, on_informational).await,
         }?;
         drop(write);
         let answered = Instant::now();

@@ -254,8 +254,8 @@ fn limits_say_at_which_version_their_epoch_began() {
     assert!(!changes(&second).is_empty() && changes(&second).iter().all(|at| *at == Some(40)));
     assert_eq!(status(&second, 0, &[("op-0", 1)], 2).changed_at.as_deref(), Some("40"));
     let other = text.replace("shardingSize: 2", "shardingSize: 1").replace("'40'", "'60'");
-    let changed = status(&with(&written, &other), 0, &[], 3);
-    assert_eq!((changed.epoch, changed.changed_at.as_deref()), (Some(2), Some("60")));
+    let one_shard = status(&with(&written, &other), 0, &[], 3);
+    assert_eq!((one_shard.epoch, one_shard.changed_at.as_deref()), (Some(2), Some("60")));
 }
 
 #[test]
