@@ -54,7 +54,7 @@ pub mod label {
     pub const STATEFULSET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 }
 
-/// Keys of annotations, all but the last on pods.
+/// Keys of annotations: on pods, and the last two on roots.
 pub mod annotation {
     /// How connections reach the proxy: `ebpf`, `env` or `kubeconfig`.
     pub const INTERCEPTION: &str = "ctrlmesh.kusionstack.io/interception";
@@ -71,6 +71,8 @@ pub mod annotation {
     pub const INJECTED: &str = "ctrlmesh.kusionstack.io/injected";
     /// The kubeconfig that the pod's containers read; set by the manager.
     pub const KUBECONFIG: &str = "ctrlmesh.kusionstack.io/kubeconfig";
+    /// On a root that is being deleted: `"true"` lets it go at once, though what its shards own is not handed back.
+    pub const SKIP_HANDBACK: &str = "ctrlmesh.kusionstack.io/skip-handback";
     /// On a root, in a dry run: the fence in the API server refuses it, and says what it enforces. Never stored.
     pub const FENCE_PROBE: &str = "ctrlmesh.kusionstack.io/fence-probe";
 }
@@ -145,6 +147,9 @@ pub const MANAGER_STATE: &str = "ctrlmesh-manager";
 /// With it the predecessors' managers keep roots, circuit breakers and fault injections until what these did is undone.
 /// Ours neither sets it nor takes it away; it is named here because such objects are theirs and ours at once.
 pub const FINALIZER: &str = "finalizer.ctrlmesh.kusionstack.io/protected";
+
+/// With it the manager keeps a root that the API server fences, until all that its shards own is handed back.
+pub const OWNERSHIP_FINALIZER: &str = "ctrlmesh.kusionstack.io/ownership";
 
 /// Who a token for the manager is made out to.
 pub const TOKEN_AUDIENCE: &str = "ctrlmesh";
@@ -251,6 +256,7 @@ mod tests {
             (annotation::FENCE_PROBE, "fence-probe"),
             (label::FENCE_NAMESPACE, "fence-namespace"),
             (label::FENCE_ROOT, "fence-root"),
+            (annotation::SKIP_HANDBACK, "skip-handback"),
         ];
         for (key, name) in keys {
             assert_eq!(key, format!("ctrlmesh.kusionstack.io/{name}"));
@@ -259,6 +265,7 @@ mod tests {
         assert_eq!(disable[0], "circuitbreaker.ctrlmesh.kusionstack.io/disable");
         assert_eq!(disable[1], "faultinjection.ctrlmesh.kusionstack.io/disable");
         assert_eq!(FINALIZER, "finalizer.ctrlmesh.kusionstack.io/protected");
+        assert_eq!(OWNERSHIP_FINALIZER, "ctrlmesh.kusionstack.io/ownership");
         // Kubernetes' own.
         assert_eq!(label::POD_TEMPLATE_HASH, "pod-template-hash");
         assert_eq!(label::STATEFULSET_POD_NAME, "statefulset.kubernetes.io/pod-name");

@@ -5,3 +5,4 @@ pub mod served_resources;
 pub mod event_recorder;
 pub mod cache;
 pub mod plan;
+pub mod evidence;

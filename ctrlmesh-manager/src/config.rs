@@ -113,6 +113,10 @@ pub struct RunArgs {
     /// Most objects that the manager labels in a second
     #[arg(long, env = "CTRLMESH_MANAGER_LABEL_RATE", default_value_t = 100, value_name = "N")]
     pub label_rate: u32,
+    /// Longest time that a move of ownership waits for a silent proxy, where the API server refuses what that proxy
+    /// would let pass
+    #[arg(long, env = "CTRLMESH_MANAGER_ACKNOWLEDGE_WITHIN", default_value = "5s", value_name = "DURATION", value_parser = duration::parse)]
+    pub acknowledge_within: Duration,
     /// Longest time after SIGTERM for requests and connections that are under way
     #[arg(long, env = "CTRLMESH_MANAGER_DRAIN_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration::parse)]
     pub drain_timeout: Duration,

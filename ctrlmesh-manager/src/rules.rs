@@ -6,4 +6,6 @@ pub mod shard;
 pub mod label_scheme;
 pub mod label_coverage;
 pub mod manifest;
+pub mod fenced;
+pub mod evidence;
 pub mod compile;

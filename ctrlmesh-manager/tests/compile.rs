@@ -2,6 +2,7 @@
 //!
 //! With `CTRLMESH_GOLDEN=write` in the environment, what follows is written instead; read the difference.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -32,6 +33,8 @@ fn compiled(case: &Path) -> Result<Compiled> {
         members: &members,
         namespaces: &manifests.namespaces,
         first_ordinals: &manifests.first_ordinals,
+        unenrolled: &manifests.unenrolled(),
+        evidence: &BTreeMap::new(),
         labelling: &labelling,
     };
     Ok(compile(world, &before.policies))

@@ -1,5 +1,6 @@
 //! `compile`: prints the policy of every pod in files.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Write as _, stdout};
 use std::path::PathBuf;
@@ -43,6 +44,8 @@ impl Compile {
             members: &members,
             namespaces: &manifests.namespaces,
             first_ordinals: &manifests.first_ordinals,
+            unenrolled: &manifests.unenrolled(),
+            evidence: &BTreeMap::new(),
             labelling: &self.labels.labelling()?,
         };
         let compiled = compile(world, &before.policies);

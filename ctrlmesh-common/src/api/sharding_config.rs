@@ -31,6 +31,8 @@ use crate::resource::ResourceMatch;
     printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", description = "Grows with every change of ownership"),
     printcolumn(name = "Accepted", type_ = "string", json_path = ".status.conditions[?(@.type==\"Accepted\")].status"),
     printcolumn(name = "Programmed", type_ = "string", json_path = ".status.conditions[?(@.type==\"Programmed\")].status"),
+    printcolumn(name = "Settled", type_ = "string", json_path = ".status.conditions[?(@.type==\"Settled\")].status", description = "Of a root: whether no ownership is on its way"),
+    printcolumn(name = "Degraded", type_ = "string", json_path = ".status.conditions[?(@.type==\"Degraded\")].status"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(
@@ -320,7 +322,8 @@ pub struct ShardingConfigStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub changed_at: Option<String>,
-    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong).
+    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong), and of
+    /// a root Settled (no ownership is on its way).
     /// Absent or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -23,12 +23,14 @@ use crate::app::api_client::{self, ReachError};
 use crate::app::context::Context;
 use crate::cluster::cache::Cache;
 use crate::cluster::event_recorder::EventRecorder;
+use crate::cluster::evidence::{EvidenceFollower, InForce};
 use crate::cluster::plan::{self, Plan, Plans};
 use crate::labels::migration::{Migration, MigrationMetrics, MigrationNotice};
 use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, Progress, RateLimit};
 use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
 use crate::ownership::FenceKeeper;
+use crate::ownership::fence_state::{self, FenceStates, States};
 use crate::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::{Member, PodName};
@@ -60,7 +62,8 @@ pub(super) fn start(
     let labelling = context.labelling.clone();
     let cache = Cache::start(&context.client, &context.args.namespace, labelling, drain);
     cache.watch_list(background.clone(), &context.args.namespace, drain);
-    let plans = plan::start(Arc::clone(&cache), drain);
+    let (proved, evidence) = watch::channel(Arc::default());
+    let plans = plan::start(Arc::clone(&cache), evidence, drain);
     let caches = context.readiness.block("caches");
     let mut first = context.published.subscribe();
     drain.spawn_until_started(async move {
@@ -86,6 +89,7 @@ pub(super) fn start(
     };
     drain.spawn_until_started(control.run(plans.clone()));
     keep_fences(context, &cache, &plans);
+    drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
     drain.spawn_until_started(replica_list(context, status_writer.clone()).run());
     migrate_labels(context, labels.clone(), plans.clone(), status_writer, migration_metrics);
@@ -121,6 +125,24 @@ fn keep_fences(context: &Context, cache: &Arc<Cache>, plans: &Plans) {
             states.send_replace(Arc::default());
         }
     });
+}
+
+/// Gathers what is proved about pods and proxies.
+fn follower(
+    context: &Context,
+    plans: Plans,
+    fences: FenceStates,
+) -> EvidenceFollower<impl Fn() -> BTreeMap<PodName, InForce> + Send + Sync + 'static, Arc<States>> {
+    let store = Arc::clone(&context.store);
+    let in_force = |receipt: Receipt| InForce { uid: receipt.uid, digest: receipt.digest };
+    EvidenceFollower {
+        plans,
+        receipts: move || store.receipts().into_iter().map(|(pod, receipt)| (pod, in_force(receipt))).collect(),
+        receipts_changed: context.store.receipts_changed(),
+        fences,
+        server: |states, root| fence_state::server(states, root),
+        acknowledge_within: context.args.acknowledge_within,
+    }
 }
 
 /// What labelling and migration share.

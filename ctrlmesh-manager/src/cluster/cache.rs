@@ -28,6 +28,7 @@ use tracing::warn;
 use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
 use crate::rules::compile::World;
+use crate::rules::evidence::Evidences;
 use crate::rules::label_scheme::{Scheme, SchemeError};
 use crate::rules::pod::{self, Member, SetInfo};
 use crate::rules::shard::Labelling;
@@ -35,8 +36,11 @@ use crate::telemetry;
 
 mod store;
 mod namespace_info;
+mod stopped_pods;
+mod unenrolled;
 
 pub use namespace_info::NamespaceInfo;
+use stopped_pods::StoppedPods;
 use store::ObjectStore;
 
 /// Objects per page of a list.
@@ -74,6 +78,12 @@ pub struct Snapshot {
     /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
     pub listed: Option<String>,
     pub scheme: Arc<Scheme>,
+    /// Pods that do not ask for a proxy, by namespace: of namespaces with a root that the API server fences.
+    pub unenrolled: BTreeMap<String, Vec<Member>>,
+    /// UIDs of pods that were seen to end lately.
+    pub stopped: BTreeSet<String>,
+    /// What is proved about roots that the API server fences.
+    pub evidence: Arc<Evidences>,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +98,9 @@ struct State {
     schemes: ObjectStore<Option<LabelsStatus>>,
     /// Not part of `synced`: it only serves warnings.
     listed: ObjectStore<String>,
+    /// By namespace.
+    unenrolled: BTreeMap<String, ObjectStore<Member>>,
+    stopped: StoppedPods,
 }
 
 impl Cache {
@@ -108,7 +121,7 @@ impl Cache {
                 (full_name(&config), config)
             },
         ));
-        let pods = watcher(Api::<Pod>::all(client.clone()), enrolled);
+        let pods = this().note_stopped(watcher(Api::<Pod>::all(client.clone()), enrolled));
         drain.spawn_until_started(this().follow(
             pods,
             |state| &mut state.members,
@@ -121,6 +134,7 @@ impl Cache {
             |state| &mut state.namespaces,
             |one| (one.metadata.name.clone().unwrap_or_default(), NamespaceInfo::from(one.metadata)),
         ));
+        drain.spawn_until_started(unenrolled::follow(this(), client.clone(), drain.clone()));
         drain.spawn_until_started(this().follow_served(client.clone()));
         this().watch_scheme(client, drain);
         this().watch_workloads(client, &config, drain);
@@ -195,6 +209,9 @@ impl Cache {
             served: Arc::clone(&state.served),
             listed: state.listed.synced.then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),
+            unenrolled: unenrolled::known(&state),
+            stopped: state.stopped.uids(),
+            evidence: Arc::default(),
         }
     }
 
@@ -270,7 +287,7 @@ impl Cache {
     async fn follow<K, V: PartialEq>(
         self: Arc<Self>,
         events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
-        of: fn(&mut State) -> &mut ObjectStore<V>,
+        of: impl Fn(&mut State) -> &mut ObjectStore<V>,
         read: fn(K) -> (String, V),
     ) where
         K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
@@ -278,7 +295,7 @@ impl Cache {
         let mut events = pin!(events.default_backoff());
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => self.take(event, of, read),
+                Ok(event) => self.take(event, &of, read),
                 Err(error) => {
                     warn!(kind = std::any::type_name::<K>(), %error, "watch failed; goes on");
                 }
@@ -317,7 +334,7 @@ impl Cache {
     fn take<K, V: PartialEq>(
         &self,
         event: Event<K>,
-        of: fn(&mut State) -> &mut ObjectStore<V>,
+        of: impl Fn(&mut State) -> &mut ObjectStore<V>,
         read: fn(K) -> (String, V),
     ) {
         let mut state = lock(&self.state);
@@ -348,6 +365,8 @@ impl Snapshot {
             namespaces: &self.namespaces,
             first_ordinals: &self.first_ordinals,
             labelling: &self.scheme.in_force,
+            unenrolled: &self.unenrolled,
+            evidence: &self.evidence,
         }
     }
 }
@@ -360,6 +379,7 @@ impl Snapshot {
         assert!(manifests.read(text).is_ok(), "{text}");
         Self {
             members: manifests.pods.iter().map(Member::from).collect(),
+            unenrolled: manifests.unenrolled(),
             configs: manifests.configs,
             namespaces: manifests.namespaces,
             first_ordinals: manifests.first_ordinals,
@@ -376,6 +396,7 @@ impl State {
             && self.sets.synced
             && self.deployments.synced
             && self.schemes.synced
+            && unenrolled::are_known(self)
     }
 }
 

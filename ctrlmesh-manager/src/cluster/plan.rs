@@ -14,11 +14,16 @@ use tracing::{error, warn};
 use crate::cluster::backoff::Backoff;
 use crate::cluster::cache::{Cache, Snapshot};
 use crate::drain::Drain;
-use crate::rules::compile::{self, Compiled, PoliciesByPod};
+use crate::rules::compile::{self, Compiled, PoliciesByPod, Record};
+use crate::rules::evidence::Evidences;
+use crate::rules::fenced::is_handing_back;
 
 /// How long changes are collected before they are compiled: a rollout brings many at once. If compiling took
 /// longer, the pause is as long as that.
 const GATHER: Duration = Duration::from_millis(20);
+
+/// The same while ownership moves: each step of a move waits for it.
+const GATHER_MOVING: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
@@ -34,28 +39,39 @@ impl Plan {
         self.sendable.as_ref().unwrap_or(&self.compiled.policies)
     }
 
-    /// Whether a proxy waits for a status to be written. Operators that are being deleted get none.
+    /// Whether a proxy, or a move, waits for a status to be written. Operators that are being deleted get none, unless
+    /// they hand back what they own.
     pub fn waits(&self) -> bool {
-        let leaving = self.snapshot.configs.iter().map(|config| &config.metadata);
-        let leaving = leaving.filter(|meta| meta.deletion_timestamp.is_some());
+        let leaving = self.snapshot.configs.iter().filter(|config| !is_handing_back(config));
+        let leaving = leaving.map(|config| &config.metadata).filter(|meta| meta.deletion_timestamp.is_some());
         let name = |text: &Option<String>| text.clone().unwrap_or_default();
         let leaving: BTreeSet<String> =
             leaving.map(|meta| format!("{}/{}", name(&meta.namespace), name(&meta.name))).collect();
         let mut operators = self.compiled.operators.iter();
-        operators.any(|(operator, record)| !record.written && !leaving.contains(operator))
+        operators.any(|(operator, record)| (!record.written || record.moves) && !leaving.contains(operator))
+    }
+
+    /// Whether ownership is on its way from one owner to another.
+    fn moves(&self) -> bool {
+        let revokes = |record: &Record| record.ownership.as_ref().is_some_and(|table| table.revoked.is_some());
+        self.compiled.operators.values().any(|record| record.moves || revokes(record))
     }
 }
 
 /// `None` until the cache is synced.
 pub type Plans = watch::Receiver<Option<Arc<Plan>>>;
 
-pub fn start(cache: Arc<Cache>, drain: &Drain) -> Plans {
+pub fn start(cache: Arc<Cache>, evidence: watch::Receiver<Arc<Evidences>>, drain: &Drain) -> Plans {
     let (sender, plans) = watch::channel(None);
-    drain.spawn_until_started(follow(cache, sender));
+    drain.spawn_until_started(follow(cache, evidence, sender));
     plans
 }
 
-async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
+async fn follow(
+    cache: Arc<Cache>,
+    mut evidence: watch::Receiver<Arc<Evidences>>,
+    plans: watch::Sender<Option<Arc<Plan>>>,
+) {
     cache.synced().await;
     let mut changes = cache.changes();
     let mut last = Arc::<Plan>::default();
@@ -63,7 +79,7 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
     loop {
         changes.mark_unchanged();
         let begun = Instant::now();
-        let snapshot = cache.snapshot();
+        let snapshot = Snapshot { evidence: evidence.borrow_and_update().clone(), ..cache.snapshot() };
         let before = Arc::clone(&last);
         // Compiling for thousands of pods would block the runtime.
         match task::spawn_blocking(move || of(snapshot, before.sendable())).await {
@@ -77,10 +93,23 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
             Err(error) => error!(%error, "compiling failed; the last plan stays"),
         }
         let backoff = Backoff::after(begun, Instant::now(), 1);
-        if changes.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = proved(&mut evidence) => {}
         }
-        time::sleep_until(backoff.until(Instant::now() + GATHER)).await;
+        let gather = if last.moves() { GATHER_MOVING } else { GATHER };
+        time::sleep_until(backoff.until(Instant::now() + gather)).await;
+    }
+}
+
+/// Waits until more is proved; for ever, if nobody gathers that.
+async fn proved(evidence: &mut watch::Receiver<Arc<Evidences>>) {
+    if evidence.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -5,15 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ctrlmesh_common::api::{FenceMode, Root, ShardingConfig};
+use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::names::label;
-use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
+use ctrlmesh_common::ownership::Ownership;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::fence_policy::{Fence, FenceObjects};
 use super::fence_table::{self, Version};
 use crate::cluster::cache::Snapshot;
+use crate::rules::fenced::{is_fenced, may_lose_fence};
 use crate::rules::pod::Member;
 
 /// What the cluster has, by the policy's name.
@@ -98,17 +99,12 @@ pub fn fenced_version(config: &ShardingConfig) -> Option<Version> {
 /// A root whose fence is in the API server.
 fn fenced(config: &ShardingConfig) -> Option<(&ShardingConfig, &Root)> {
     let rule = config.spec.root.as_ref()?;
-    (rule.fence == Some(FenceMode::Server) && rule.disable != Some(true)).then_some((config, rule))
+    is_fenced(rule).then_some((config, rule))
 }
 
 /// Whether the root is being deleted and has handed everything back.
 fn is_over(root: &ShardingConfig) -> bool {
-    let table = root.status.as_ref().and_then(|status| status.ownership.as_ref());
-    let handed_back = |table: &Ownership| {
-        let mut owners = table.slots.values().chain(table.namespaces.values());
-        table.revoked.is_none() && owners.all(|owner| owner == UNSHARDED)
-    };
-    root.metadata.deletion_timestamp.is_some() && table.is_none_or(handed_back)
+    root.metadata.deletion_timestamp.is_some() && may_lose_fence(root)
 }
 
 fn is_without_pods(table: &Ownership) -> bool {
@@ -121,7 +117,8 @@ fn accounts(root: &ShardingConfig, rule: &Root, snapshot: &Snapshot) -> BTreeSet
     let set = rule.target_stateful_set.as_ref().and_then(|set| snapshot.set_accounts.get(&key(set)));
     let deployment = rule.target_deployment.as_ref().and_then(|one| snapshot.deployment_accounts.get(&key(one)));
     let of_it = |member: &&Member| member.name.namespace == namespace(root) && member.is_of_target(rule);
-    let pods = snapshot.members.iter().filter(of_it).map(|member| &member.account);
+    let pods = snapshot.members.iter().chain(snapshot.unenrolled.values().flatten());
+    let pods = pods.filter(of_it).map(|member| &member.account);
     pods.chain(set).chain(deployment).filter(|account| !account.is_empty()).cloned().collect()
 }
 

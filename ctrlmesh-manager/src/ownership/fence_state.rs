@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ctrlmesh_common::handover::Server;
 use tokio::sync::watch;
 
 /// What is known of the fence of one root.
@@ -61,6 +62,20 @@ pub fn enforced_epoch(states: &States, root: &str) -> Option<u64> {
     states.get(root)?.enforced_epoch()
 }
 
+/// How far the fence of `root` is proved, for a move of ownership. Where nothing is known of it, it is not proved: then
+/// no move is granted.
+pub fn server(states: &States, root: &str) -> Server {
+    match states.get(root) {
+        Some(FenceState::Open(Unfenced::Unsupported | Unfenced::Removed)) => Server::None,
+        state => Server::Enforces(state.and_then(FenceState::enforced_epoch).unwrap_or_default()),
+    }
+}
+
+/// Whether it is known that the API server has no fence for `root`.
+pub fn is_gone(states: &States, root: &str) -> bool {
+    matches!(states.get(root), Some(FenceState::Open(Unfenced::Unsupported | Unfenced::Removed)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +91,22 @@ mod tests {
         assert_eq!(enforced_epoch(&states, "ns/a"), Some(7));
         assert_eq!(enforced_epoch(&states, "ns/b"), None);
         assert_eq!(enforced_epoch(&states, "ns/c"), None, "it has no fence");
+    }
+
+    #[test]
+    fn a_move_waits_where_nothing_is_known_of_the_fence() {
+        let open = |why| FenceState::Open(why);
+        let proof = Proof { revision: "r".to_owned(), epoch: 7, endpoints: 2 };
+        let not_proved = open(Unfenced::NotProved { why: "one is silent".to_owned() });
+        for (state, expected, gone) in [
+            (None, Server::Enforces(0), false),
+            (Some(not_proved), Server::Enforces(0), false),
+            (Some(FenceState::Enforced(proof)), Server::Enforces(7), false),
+            (Some(open(Unfenced::Unsupported)), Server::None, true),
+            (Some(open(Unfenced::Removed)), Server::None, true),
+        ] {
+            let states: States = state.into_iter().map(|state| ("ns/a".to_owned(), state)).collect();
+            assert_eq!((server(&states, "ns/a"), is_gone(&states, "ns/a")), (expected, gone), "{states:?}");
+        }
     }
 }

@@ -21,11 +21,14 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
+use crate::rules::evidence::Evidences;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard::Labelling;
 
 mod policy;
 mod placement;
+mod owning;
+mod handover;
 mod operator;
 mod record;
 mod clashes;
@@ -44,6 +47,10 @@ pub struct World<'a> {
     /// By `NAMESPACE/NAME`; `StatefulSets` that are missing begin at 0.
     pub first_ordinals: &'a BTreeMap<String, u32>,
     pub labelling: &'a Labelling,
+    /// Pods that do not ask for a proxy, by namespace. A namespace that is missing is not known yet.
+    pub unenrolled: &'a BTreeMap<String, Vec<Member>>,
+    /// What is proved about roots that the API server fences.
+    pub evidence: &'a Evidences,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -80,6 +87,12 @@ pub struct Record {
     /// Shards of a root without a pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<String>,
+    /// What a root that the API server fences waits for, before everything is where it wants it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<String>,
+    /// Whether the status of such a root has another table.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -107,10 +120,9 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
         let drafts = drafts?;
         let record = record::of(operator, &drafts, world.configs);
         let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
-        let owners = record.ownership.as_ref().map(|table| table.pod_uids.clone()).unwrap_or_default();
         compiled.operators.insert(operator.full_name(), record);
         let drafts = drafts.into_iter().map(|(shard, draft)| (shard, in_epoch(draft.policy, epoch, changed_at)));
-        Some(ShardPolicies::new(operator.full_name(), operator.version(), drafts.collect(), owners))
+        Some(ShardPolicies::new(operator.full_name(), operator.version(), drafts.collect(), operator.owners()))
     });
     let mut shard_policies: Vec<Option<ShardPolicies<'_>>> = shard_policies.collect();
     for (pod, mut shards) in shards_of_pods(world.members, &operators) {
@@ -122,7 +134,7 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
             [] if operators.iter().any(|one| one.may_have(pod, last.map(Arc::as_ref))) => last.cloned(),
             [] => Some(Arc::new(CompiledPolicy::nothing_for(pod))),
             [(at, shard)] => match &mut shard_policies[at] {
-                Some(policies) => policies.compile(shard, pod),
+                Some(policies) => policies.compile(shard, pod, operators[at].is_owner(pod, shard)),
                 None => last.cloned(),
             },
             [(_, one), (_, other), ..] => {
@@ -156,7 +168,7 @@ fn drafts(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option
             check_sizes(operator, &drafts)?;
             Ok(drafts)
         };
-        let drafts = operator.valid.then(drafts).transpose();
+        let drafts = (operator.valid && operator.is_known()).then(drafts).transpose();
         drafts.unwrap_or_else(|trouble| {
             troubles.push(trouble);
             None

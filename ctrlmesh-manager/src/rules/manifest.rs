@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::rules::pod;
+use crate::rules::pod::{self, Member};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifests {
@@ -77,6 +77,16 @@ impl Manifests {
             }
         }
         Ok(())
+    }
+
+    /// Pods that do not ask for a proxy, by namespace, for every namespace.
+    pub fn unenrolled(&self) -> BTreeMap<String, Vec<Member>> {
+        let mut unenrolled: BTreeMap<String, Vec<Member>> =
+            self.namespaces.iter().map(|namespace| (namespace.clone(), Vec::new())).collect();
+        for member in self.pods.iter().map(Member::from).filter(|member| !member.wants_proxy()) {
+            unenrolled.entry(member.name.namespace.clone()).or_default().push(member);
+        }
+        unenrolled
     }
 
     /// Items of a typed list, such as `PodList`, may have no kind. ShardingConfigs were read before.

@@ -36,6 +36,7 @@ pub struct PodNameError {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a pod")]
 pub struct Member {
     /// The name is empty while a Deployment's pod is being admitted.
     pub name: PodName,
@@ -56,6 +57,10 @@ pub struct Member {
     pub deleted_at: Option<i64>,
     /// Whether its phase is `Succeeded` or `Failed`. Such a pod may stay for long.
     pub ended: bool,
+    /// Whether none of its containers runs, and none will be started again.
+    pub stopped: bool,
+    /// Whether its condition `Ready` holds.
+    pub ready: bool,
     pub redirect: Redirect,
     /// Whether connections pass while no proxy takes them.
     pub fail_open: bool,
@@ -169,6 +174,11 @@ impl Member {
             || deployment.is_some_and(|name| self.revision_in(name).is_some())
     }
 
+    /// Whether it is there to work: enrolled, ready, and not being deleted.
+    pub fn serves(&self) -> bool {
+        self.enrolled() && self.ready && !self.terminating
+    }
+
     fn made_by(&self, kind: &str, name: &str) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner.kind == kind && owner.name == name)
     }
@@ -194,6 +204,8 @@ impl From<&v1::Pod> for Member {
             created_at: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             deleted_at: deadline.map(|deadline| deadline.saturating_sub(grace)),
             ended,
+            stopped: pod.status.as_ref().is_some_and(|status| has_stopped(status, meta.deletion_timestamp.is_some())),
+            ready: pod.status.as_ref().is_some_and(is_ready),
             uid: meta.uid.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             account: pod.spec.as_ref().map(account).unwrap_or_default(),
@@ -291,6 +303,23 @@ fn redirect(spec: &v1::PodSpec) -> Redirect {
     }
 }
 
+fn is_ready(status: &v1::PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// The phase alone does not count: of a lost node, a controller sets it while the containers may still run. A pod that
+/// is being deleted is not started again, so there the end of all containers counts.
+fn has_stopped(status: &v1::PodStatus, is_deleted: bool) -> bool {
+    let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let all = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let containers: Vec<_> =
+        all.into_iter().flatten().flatten().map(|container| container.state.clone().unwrap_or_default()).collect();
+    let runs = containers.iter().any(|state| state.running.is_some());
+    let terminated = !containers.is_empty() && containers.iter().all(|state| state.terminated.is_some());
+    !runs && (ended || is_deleted && terminated)
+}
+
 /// ID of the sidecar's container, without the runtime's prefix.
 fn sidecar_id(status: &v1::PodStatus) -> Option<String> {
     let mut statuses = status.init_container_statuses.iter().flatten();
@@ -316,6 +345,11 @@ pub fn template_account(template: Option<&v1::PodTemplateSpec>) -> String {
 fn account(spec: &v1::PodSpec) -> String {
     let named = spec.service_account_name.as_ref().filter(|name| !name.is_empty());
     named.cloned().unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned())
+}
+
+/// Label selector of the watch of pods that do not ask for a proxy.
+pub fn unenrolled_selector() -> String {
+    format!("{}!=true", label::ENABLE_PROXY)
 }
 
 /// `NAMESPACE/NAME` of the StatefulSet, and the ordinal of its first pod.

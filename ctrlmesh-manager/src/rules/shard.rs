@@ -28,9 +28,11 @@ use crate::rules::validate::{self, Problem};
 mod assign;
 mod changes;
 mod share;
+mod owned;
 
 pub use assign::{PodRecord, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, adopts, changes, is_of};
+pub use owned::owned;
 use share::ListedBy;
 pub use share::{Share, existing_shares};
 

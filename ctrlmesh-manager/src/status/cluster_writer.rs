@@ -176,6 +176,14 @@ where
                 info!(%pod, shard, "pod labelled with its shard");
                 Ok(())
             }
+            Write::Finalizers { config, finalizers } => {
+                let (uid, version) = (&config.metadata.uid, &config.metadata.resource_version);
+                let observed = json!({"uid": uid, "resourceVersion": version, "finalizers": finalizers});
+                let patch = Patch::Merge(json!({ "metadata": observed }));
+                self.configs(config).patch_metadata(&name(config), &PatchParams::default(), &patch).await?;
+                info!(root = write.object(), ?finalizers, "finalizers of a root written");
+                Ok(())
+            }
             Write::Status { config, .. } => {
                 let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
                 self.configs(config).replace_status(&name(config), &params, config).await?;
@@ -237,7 +245,12 @@ where
 impl Write {
     /// Whether proxies wait for it.
     fn is_awaited(&self) -> bool {
-        matches!(self, Self::Status { is_awaited: true, .. })
+        matches!(self, Self::Status { is_awaited: true, .. }) || self.is_move()
+    }
+
+    /// Whether a move of ownership waits for it.
+    fn is_move(&self) -> bool {
+        matches!(self, Self::Status { is_move: true, .. })
     }
 
     pub fn kind(&self) -> &'static str {
@@ -245,6 +258,7 @@ impl Write {
             Self::Apply { .. } => "apply",
             Self::Remove { .. } => "remove",
             Self::Label { .. } => "label",
+            Self::Finalizers { .. } => "finalizers",
             Self::Status { .. } => "status",
         }
     }
@@ -252,7 +266,10 @@ impl Write {
     /// `NAMESPACE/NAME`.
     pub fn object(&self) -> String {
         match self {
-            Self::Apply { config, .. } | Self::Remove { config } | Self::Status { config, .. } => {
+            Self::Apply { config, .. }
+            | Self::Remove { config }
+            | Self::Finalizers { config, .. }
+            | Self::Status { config, .. } => {
                 format!("{}/{}", config.metadata.namespace.as_deref().unwrap_or_default(), name(config))
             }
             Self::Label { pod, .. } => pod.to_string(),

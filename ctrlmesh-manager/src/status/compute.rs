@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ctrlmesh_common::api::{PodStatus, RootStatus, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::api::{PodStatus, Root, RootStatus, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::names::label;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
 use crate::rules::compile::{CompiledPolicy, Record};
+use crate::rules::fenced::is_fenced;
 use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::pod::{Member, PodName};
 
@@ -141,13 +142,26 @@ pub fn of(
     let programmed = programmed(config, record.or(root_record), &all, inputs);
     let coverage = inputs.coverages.of(if is_root { &full_name } else { root.as_deref().unwrap_or_default() });
     let degraded = degraded(&full_name, record, &all, plan, inputs, coverage);
+    let settled = config.spec.root.as_ref().map(|rule| ("Settled", settled(rule, record)));
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
     let fenced = fenced::of(config, &full_name, &before.conditions, inputs.fences);
+    let fenced = fenced.map(|finding| (fenced::FENCED, finding));
     let labelled = coverage.filter(|_| is_root).map(|coverage| (label_coverage::CONDITION, labelled(coverage)));
-    let conditions = conditions.into_iter().chain(labelled).chain(fenced.map(|finding| (fenced::FENCED, finding)));
+    let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced);
     let condition = |(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now);
     status.conditions = conditions.map(condition).collect();
     status
+}
+
+/// Whether no ownership of the root is on its way. It counts for the table that is written with it.
+fn settled(rule: &Root, record: Option<&Record>) -> Finding {
+    match record {
+        _ if rule.disable == Some(true) => finding(true, "Disabled", "the root is switched off; nothing moves"),
+        None => finding(false, "Undecided", "who should own what is not decided"),
+        Some(record) if !record.waiting.is_empty() => finding(false, "Moving", record.waiting.join("; ")),
+        Some(_) if is_fenced(rule) => finding(true, "Settled", "every share is with the owner that the root names"),
+        Some(_) => finding(true, "Unfenced", "what moves, moves at once: spec.root.fence is not Server"),
+    }
 }
 
 /// The status of a root, or of a standalone ShardingConfig.

@@ -1,6 +1,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
+use ctrlmesh_common::api::FenceMode;
+use ctrlmesh_common::ownership::UNSHARDED;
 
 fn plan(snapshot: &Snapshot, existing: &Existing) -> FencePlan {
     super::plan(snapshot, existing, "ctrlmesh-system")
@@ -119,7 +121,12 @@ fn a_fence_holds_until_a_deleted_root_has_handed_all_back() {
     let existing = written(&snapshot);
     snapshot.configs[0].metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
     let slot = ctrlmesh_common::slots::Slot::try_from(7).unwrap();
-    let owned_by = |owner: &str| Ownership { slots: [(slot, owner.to_owned())].into(), ..Ownership::default() };
+    let owned_by = |owner: &str| Ownership {
+        slots: [(slot, owner.to_owned())].into(),
+        // A pod that could write.
+        pod_uids: [("1".to_owned(), "op-1-normal".to_owned())].into(),
+        ..Ownership::default()
+    };
     set(&mut snapshot, owned_by("op-1-normal"));
     assert!(matches!(plan(&snapshot, &existing).stages["ops/op"], Stage::Written { .. }));
     set(&mut snapshot, owned_by(UNSHARDED));

@@ -1,9 +1,9 @@
 //! Groups ShardingConfigs into operators, and finds the shard of each pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ctrlmesh_common::api::{FenceMode, OnLoss, Root, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::api::{FenceMode, Limit, OnLoss, Root, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::{Fence, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
@@ -11,10 +11,13 @@ use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::share;
 use ctrlmesh_common::slots::NamespaceHash;
 
+use super::handover::{self, Handover};
 use super::placement::{Placement, namespace};
+use super::policy;
 use super::{CompiledPolicy, Drafts, Trouble, World};
+use crate::rules::fenced::{is_fenced, is_handing_back};
 use crate::rules::pod::Member;
-use crate::rules::shard::{self, Shard};
+use crate::rules::shard::{self, DivideError, Shard};
 use crate::rules::validate;
 
 /// The shards of a root, or a standalone ShardingConfig.
@@ -30,16 +33,34 @@ pub struct Operator<'a> {
 enum Division<'a> {
     Root {
         shards: Vec<Shard>,
-        placement: Placement<'a>,
-        /// UIDs of the operator's pods, each with its shard.
-        pod_uids: BTreeMap<String, String>,
+        placement: Box<Placement<'a>>,
+        table: Table,
         hash: NamespaceHash,
     },
     /// An invalid root. Its shards are known by the prefix of their names only.
-    Unknown { prefix: String },
+    Unknown {
+        prefix: String,
+    },
     /// A standalone shard. It is without a selector if the config is invalid. `placement` is that of the
     /// inactive root which made it.
-    Alone { selector: Option<Selector>, placement: Option<Arc<Placement<'a>>> },
+    Alone {
+        selector: Option<Selector>,
+        placement: Option<Arc<Placement<'a>>>,
+    },
+}
+
+/// Where the ownership table of a root comes from.
+#[derive(Clone, Debug)]
+enum Table {
+    /// From its division: what moves, moves at once.
+    Divided {
+        /// UIDs of the operator's pods, each with its shard.
+        pod_uids: BTreeMap<String, String>,
+    },
+    /// From the protocol, with the limits of each shard; `None` for one that owns nothing.
+    Handover { handover: Box<Handover>, limits: Result<Vec<Option<Vec<Limit>>>, DivideError> },
+    /// It is not known yet which pods are not enrolled.
+    Unknown,
 }
 
 /// The operators by namespace and name, and the problems of their ShardingConfigs.
@@ -60,6 +81,10 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
         let Some(rule) = &root.spec.root else { continue };
         match shard::divide(root, world.labelling, world.namespaces) {
             Ok(Some(shards)) => operators.push(divided(root, rule, shards, near(root), world)),
+            // It only gives back.
+            Ok(None) | Err(_) if is_handing_back(root) => {
+                operators.push(divided(root, rule, Vec::new(), near(root), world));
+            }
             Ok(None) => inactive.push((*root, rule)),
             Err(error) => {
                 troubles.push(trouble(root, error.to_string()));
@@ -172,15 +197,29 @@ impl Operator<'_> {
     pub(super) fn drafts(&self) -> Result<Drafts, Trouble> {
         let restart_on_loss = self.config.spec.root.as_ref().is_some_and(|root| root.on_loss == Some(OnLoss::Restart));
         let fence = self.fence();
-        let of = |config: &ShardingConfig| {
+        let policy_of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
             let owned = |fence: &Fence| Fence { owner: Some(name(config).to_owned()), ..fence.clone() };
             let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
-            Ok((name(config).to_owned(), self.compiled(name(config), policy)))
+            Ok(policy)
         };
+        let draft = |config: &ShardingConfig, policy| (name(config).to_owned(), self.compiled(name(config), policy));
+        let of = |config: &ShardingConfig| policy_of(config).map(|policy| draft(config, policy));
         match &self.division {
+            Division::Root { shards, table: Table::Handover { limits, .. }, .. } => {
+                let limits = limits.as_ref().map_err(|error| trouble(self.config, error.to_string()))?;
+                let owned = shards.iter().zip(limits).map(|(shard, limits)| match limits {
+                    Some(limits) => {
+                        let mut config = shard.config.clone();
+                        config.spec.limits.clone_from(limits);
+                        of(&config)
+                    }
+                    None => policy_of(&shard.config).map(|policy| draft(&shard.config, policy::blind(policy))),
+                });
+                owned.collect()
+            }
             Division::Root { shards, .. } => shards.iter().map(|shard| of(&shard.config)).collect(),
             Division::Unknown { .. } => Ok(BTreeMap::new()),
             Division::Alone { .. } => [of(self.config)].into_iter().collect(),
@@ -224,10 +263,15 @@ impl Operator<'_> {
         matches!(self.division, Division::Root { .. })
     }
 
-    /// The ownership table of a root, without an epoch.
+    /// The ownership table of a root; without an epoch, unless it comes from a handover.
     pub(super) fn table(&self) -> Option<Ownership> {
-        let Division::Root { shards, placement, pod_uids, .. } = &self.division else { return None };
-        Some(Ownership { pod_uids: pod_uids.clone(), ..shard::table(shards, placement.pods()) })
+        match &self.division {
+            Division::Root { table: Table::Handover { handover, .. }, .. } => Some(handover.step.table.clone()),
+            Division::Root { shards, placement, table: Table::Divided { pod_uids }, .. } => {
+                Some(Ownership { pod_uids: pod_uids.clone(), ..shard::table(shards, placement.pods()) })
+            }
+            Division::Root { .. } | Division::Unknown { .. } | Division::Alone { .. } => None,
+        }
     }
 
     /// The fence by the table of a root whose pods are fenced, without an owner.
@@ -241,10 +285,45 @@ impl Operator<'_> {
         Some(Fence { operator: self.full_name(), ..fence })
     }
 
-    /// Shards of a root without a pod that stays.
+    /// Of a root that the API server fences.
+    pub(super) fn handover(&self) -> Option<&Handover> {
+        match &self.division {
+            Division::Root { table: Table::Handover { handover, .. }, .. } => Some(handover),
+            _ => None,
+        }
+    }
+
+    /// Whether enough is known to decide what its pods are told.
+    pub(super) fn is_known(&self) -> bool {
+        !matches!(self.division, Division::Root { table: Table::Unknown, .. })
+    }
+
+    /// Whether the pod may work for its `shard`: always, unless a handover has the pod's ownership on its way.
+    pub(super) fn is_owner(&self, pod: &Member, shard: &str) -> bool {
+        let Some(handover) = self.handover().filter(|_| !pod.uid.is_empty()) else { return true };
+        handover.step.table.pod_uids.get(&pod.uid).is_some_and(|owner| owner == shard)
+    }
+
+    /// For whom each pod may write, by its UID. A handover names the owner of a pod in the written table first: the pod
+    /// is asked of that owner only whether a write may be under way.
+    pub(super) fn owners(&self) -> BTreeMap<String, String> {
+        let mut owners = self.table().map(|table| table.pod_uids).unwrap_or_default();
+        if self.handover().is_some() {
+            let written = handover::current(self.config).pod_uids;
+            owners.retain(|uid, owner| written.get(uid) == Some(owner));
+        }
+        owners
+    }
+
+    /// Shards of a root without a pod that stays, if they own anything.
     pub(super) fn unserved(&self) -> Vec<String> {
         let Division::Root { placement, .. } = &self.division else { return Vec::new() };
-        placement.unserved()
+        let mut unserved = placement.unserved();
+        if let Some(Handover { step, .. }) = self.handover() {
+            let owners: BTreeSet<&String> = step.table.slots.values().chain(step.table.namespaces.values()).collect();
+            unserved.retain(|shard| owners.contains(shard));
+        }
+        unserved
     }
 
     /// Whether it is a shard of `root`, which is inactive.
@@ -271,11 +350,20 @@ fn divided<'a>(
     world: World<'_>,
 ) -> Operator<'a> {
     let divided = shards.iter().map(|shard| shard.share.clone()).collect();
-    let placement = Placement::of_active_root(root, rule, divided, near, world);
-    let uid = |pod: &&Member| Some((pod.uid.clone(), placement.pods().get(&pod.name.name)?.clone()));
-    let pod_uids = near.iter().filter(|pod| !pod.uid.is_empty()).filter_map(uid).collect();
+    let placement = Box::new(Placement::of_active_root(root, rule, divided, near, world));
+    let table = if is_fenced(rule) {
+        let next = handover::next(root, rule, &shards, &placement, near, world);
+        next.map_or(Table::Unknown, |handover| {
+            let limits = shard::owned(rule, &shards, &handover.step.table, world.labelling, world.namespaces);
+            Table::Handover { handover: Box::new(handover), limits }
+        })
+    } else {
+        let uid = |pod: &&Member| Some((pod.uid.clone(), placement.pods().get(&pod.name.name)?.clone()));
+        let pod_uids = near.iter().filter(|pod| !pod.uid.is_empty()).filter_map(uid).collect();
+        Table::Divided { pod_uids }
+    };
     let hash = world.labelling.hash;
-    Operator { valid: true, config: root, division: Division::Root { shards, placement, pod_uids, hash } }
+    Operator { valid: true, config: root, division: Division::Root { shards, placement, table, hash } }
 }
 
 fn undivided<'a>(root: &'a ShardingConfig, rule: &Root) -> Operator<'a> {

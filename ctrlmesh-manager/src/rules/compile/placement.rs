@@ -128,6 +128,8 @@ impl<'a> Placement<'a> {
                 revision: revision(self.rule, pod)?.to_owned(),
                 shard: written.or(pod.labelled_shard()).map(str::to_owned),
                 terminating: pod.terminating,
+                ready: pod.ready,
+                created_at: pod.created_at,
             })
         });
         records.collect()

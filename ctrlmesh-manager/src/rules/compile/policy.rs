@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::{Fence, Policy, Redirect};
+use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -47,6 +48,7 @@ pub(super) struct ShardPolicies<'a> {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Variant<'a> {
     shard: &'a str,
+    owns: bool,
     redirect: Redirect,
     fail_open: bool,
     container: Option<&'a str>,
@@ -127,14 +129,17 @@ impl<'a> ShardPolicies<'a> {
         Self { operator, version, by_shard, owners, compiled: BTreeMap::new() }
     }
 
-    /// `None` if the operator has no such shard.
-    pub(super) fn compile(&mut self, shard: &'a str, pod: &'a Member) -> Option<Arc<CompiledPolicy>> {
+    /// `None` if the operator has no such shard. A pod that does not own what its shard owns sees nothing.
+    pub(super) fn compile(&mut self, shard: &'a str, pod: &'a Member, owns: bool) -> Option<Arc<CompiledPolicy>> {
         let policy = self.by_shard.get(shard)?;
         let owner = policy.fence.as_ref().and_then(|fence| self.owner(fence, pod));
         let (redirect, fail_open, container) = (pod.redirect, pod.fail_open, proxy_container(pod));
-        let variant = Variant { shard, redirect, fail_open, container, owner: owner.clone() };
+        let variant = Variant { shard, owns, redirect, fail_open, container, owner: owner.clone() };
         let compile = || {
             let mut policy = for_pod(policy.clone(), pod);
+            if !owns {
+                policy = blind(policy);
+            }
             if let Some(fence) = &mut policy.fence {
                 fence.owner = owner;
             }
@@ -148,6 +153,12 @@ impl<'a> ShardPolicies<'a> {
     fn owner(&self, fence: &Fence, pod: &Member) -> Option<String> {
         if pod.uid.is_empty() { fence.owner.clone() } else { self.owners.get(&pod.uid).cloned() }
     }
+}
+
+/// The policy of whoever owns nothing: it sees no object.
+pub(super) fn blind(mut policy: Policy) -> Policy {
+    policy.limits.iter_mut().for_each(|limit| limit.selector = Selector::nothing());
+    policy
 }
 
 /// Adds what depends on the pod.

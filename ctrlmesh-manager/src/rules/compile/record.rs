@@ -6,7 +6,8 @@ use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::ownership::{MAX_EPOCH, Ownership};
 use ctrlmesh_common::slots;
 
-use super::{Drafts, Operator, Record};
+use super::{Drafts, Operator, Record, handover};
+use crate::rules::shard::{self, Shard};
 
 /// The record of a valid `operator`.
 ///
@@ -15,8 +16,7 @@ use super::{Drafts, Operator, Record};
 /// was written by somebody else, and is ignored.
 pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingConfig]) -> Record {
     let status = operator.status();
-    let mut before = status.and_then(|status| status.ownership.clone()).unwrap_or_default();
-    before.epoch = extendable(before.epoch);
+    let before = handover::current(operator.config());
     let (written, newest) = (epoch(status), newest(operator, configs));
     let table = operator.table();
     let policy_digest = digest(table.as_ref(), texts(drafts));
@@ -26,17 +26,24 @@ pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingCo
         && written == newest
         && table.as_ref().is_none_or(|table| !moved(&before, table));
     let next = newest.max(before.epoch) + 1;
+    let handover = operator.handover();
+    let moves = handover.is_some_and(|handover| handover.step.table != before);
     Record {
         epoch: if unchanged { written } else { next },
         policy_digest,
         written: unchanged,
         ownership: table.map(|table| {
+            if handover.is_some() {
+                return table;
+            }
             let after = table.after(&before);
             let changed = after.epoch != before.epoch || before.epoch == 0;
             Ownership { epoch: if changed { next } else { before.epoch }, ..after }
         }),
         shards: if operator.is_root() { shard_digests(drafts) } else { BTreeMap::new() },
         unserved: operator.unserved(),
+        waiting: handover.map(|handover| handover.waiting.clone()).unwrap_or_default(),
+        moves,
     }
 }
 
@@ -59,9 +66,27 @@ fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
     epochs.chain([epoch(operator.status())]).max().unwrap_or_default()
 }
 
-/// Whether a pod has another shard than before.
+/// The same for a root, from its parts.
+pub(super) fn newest_of_root(root: &ShardingConfig, shards: &[Shard], configs: &[ShardingConfig]) -> u64 {
+    let is_shard = |config: &&ShardingConfig| {
+        root.metadata.namespace == config.metadata.namespace
+            && (shard::is_of(root, config) || shards.iter().any(|shard| shard::adopts(root, shard, config)))
+    };
+    let epochs = configs.iter().filter(is_shard).map(|config| epoch(config.status.as_ref()));
+    epochs.chain([epoch(root.status.as_ref())]).max().unwrap_or_default()
+}
+
+/// Whether a pod has another shard than before, or writes for another owner. One that is gone does not count.
 fn moved(before: &Ownership, after: &Ownership) -> bool {
-    after.pods.iter().any(|(pod, shard)| before.pods.get(pod).is_some_and(|one| one != shard))
+    let placed = after.pods.iter().any(|(pod, shard)| before.pods.get(pod).is_some_and(|one| one != shard));
+    let taken = |table: &Ownership| table.revoked.as_ref().map(|revoked| revoked.pod_uids.clone()).unwrap_or_default();
+    let (was_taken, is_taken) = (taken(before), taken(after));
+    let owner = |uid: &String| before.pod_uids.get(uid);
+    let writes = after
+        .pod_uids
+        .iter()
+        .any(|(uid, now)| owner(uid).is_some_and(|owner| owner != now) || was_taken.contains_key(uid));
+    placed || writes || is_taken.keys().any(|uid| !was_taken.contains_key(uid))
 }
 
 /// The hash of each shard by itself.
@@ -74,12 +99,17 @@ fn texts(drafts: &Drafts) -> impl Iterator<Item = (&str, &[u8])> {
     drafts.iter().map(|(name, draft)| (name.as_str(), &draft.json()[..]))
 }
 
-/// Hash of the ownership of slots and namespaces, and of all policies.
+/// Hash of the ownership of slots and namespaces, of what is taken away, and of all policies.
 fn digest<'a>(table: Option<&Ownership>, policies: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> String {
     let owned = table.map(|table| (&table.slots, &table.namespaces));
+    let revoked = table.and_then(|table| table.revoked.as_ref());
     // Maps, strings, lists and numbers always serialise.
     let mut text = b"[".to_vec();
     text.extend(serde_json::to_vec(&owned).unwrap_or_default());
+    if let Some(revoked) = revoked {
+        text.push(b',');
+        text.extend(serde_json::to_vec(&(&revoked.slots, &revoked.namespaces)).unwrap_or_default());
+    }
     text.extend_from_slice(b",{");
     for (at, (name, policy)) in policies.into_iter().enumerate() {
         if at > 0 {
@@ -99,6 +129,6 @@ fn epoch(status: Option<&ShardingConfigStatus>) -> u64 {
 }
 
 /// 0 if there can be no later epoch.
-fn extendable(epoch: u64) -> u64 {
+pub(super) fn extendable(epoch: u64) -> u64 {
     if epoch < MAX_EPOCH { epoch } else { 0 }
 }

@@ -47,6 +47,8 @@ pub(super) fn compiled(texts: &[String], members: &[Member], before: &Compiled) 
         members,
         namespaces: &manifests.namespaces,
         first_ordinals: &manifests.first_ordinals,
+        unenrolled: &manifests.unenrolled(),
+        evidence: &BTreeMap::new(),
         labelling: &labelling,
     };
     compile(world, &before.policies)
@@ -328,6 +330,8 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
         members: &[],
         namespaces: &namespaces,
         first_ordinals: &first_ordinals,
+        unenrolled: &BTreeMap::new(),
+        evidence: &BTreeMap::new(),
         labelling: &Labelling::default(),
     };
     let (operators, _) = operators(world);

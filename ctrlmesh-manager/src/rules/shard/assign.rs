@@ -2,7 +2,7 @@
 //!
 //! A StatefulSet's pods are assigned by ordinal. A Deployment's pods keep a recorded shard, which they get at
 //! admission by what their own revision lacks. So a rollout in any order ends with the same division, and
-//! moves no pod on its way.
+//! moves no pod on its way. A move takes a standby: a leader would leave its own shard without one.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +18,9 @@ pub struct PodRecord {
     pub shard: Option<String>,
     /// Being deleted: it keeps its shard, which needs another pod.
     pub terminating: bool,
+    pub ready: bool,
+    /// In seconds since 1970.
+    pub created_at: Option<i64>,
 }
 
 /// In the order of the shards, as many pods each as it should have. Further pods go to the normal shards in
@@ -106,8 +109,18 @@ fn misplaced(shares: &[Share], records: &[PodRecord]) -> Option<(usize, String)>
         (None, Some((to, _))) => (most(&surplus)?, to),
         (None, None) => return None,
     };
-    let last = records.iter().rposition(|record| !record.terminating && record.shard.as_deref() == Some(&from.name))?;
-    Some((last, to.name.clone()))
+    Some((standby(records, &from.name)?, to.name.clone()))
+}
+
+/// The pod of `shard` that is least likely to lead: one that is not ready, or else the youngest. Never the only one
+/// that is ready.
+fn standby(records: &[PodRecord], shard: &str) -> Option<usize> {
+    let staying = |record: &&PodRecord| !record.terminating && record.shard.as_deref() == Some(shard);
+    let ready = records.iter().filter(staying).filter(|record| record.ready).count();
+    let all = records.iter().enumerate().filter(|(_, record)| staying(record));
+    let may_go = all.filter(|(_, record)| !record.ready || ready > 1);
+    let standby = may_go.max_by_key(|(at, record)| (!record.ready, record.created_at, *at));
+    standby.map(|(at, _)| at)
 }
 
 #[cfg(test)]

@@ -43,6 +43,13 @@ impl Share {
 }
 
 impl ListedBy {
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::Slots(slots) => slots.is_empty(),
+            Self::Namespaces(names) => names.is_empty(),
+        }
+    }
+
     pub(super) fn listed(&self) -> BTreeSet<String> {
         match self {
             Self::Slots(_) => BTreeSet::new(),

@@ -1,7 +1,7 @@
 //! Decides which write comes next.
 //!
 //! Pure. Writes that proxies wait for come first, and some room is kept for them. Each object is written at
-//! most once a second, and never twice at once. A failed write is retried with a growing delay and holds no
+//! most once a second, and never twice at once. A move of ownership is not held up by that. A failed write is retried with a growing delay and holds no
 //! other up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -49,6 +49,8 @@ pub(super) struct WriteQueue {
     later: VecDeque<Write>,
     /// Writes in flight, and whether proxies wait for them.
     busy: BTreeMap<Key, bool>,
+    /// Moves that were not queued because an earlier write of the object is in flight.
+    skipped: BTreeSet<Key>,
     paces: BTreeMap<Key, Pace>,
     /// What the last decision was made from.
     decided: Option<(Arc<Plan>, Observations)>,
@@ -92,10 +94,15 @@ impl WriteQueue {
         self.later.retain(|write| labels && is_label(write));
         for write in writes.into_iter().filter(|write| !(labels && is_label(write))) {
             let key = key(&write);
-            let later = self.paces.get(&key).map(|pace| pace.ends(write.is_awaited()));
+            let pace = self.paces.get(&key).filter(|pace| !write.is_move() || pace.failures > 0);
+            let later = pace.map(|pace| pace.ends(write.is_awaited()));
             match later.filter(|later| now < *later) {
                 // A decision follows when it is done.
-                _ if self.busy.contains_key(&key) => {}
+                _ if self.busy.contains_key(&key) => {
+                    if write.is_move() {
+                        self.skipped.insert(key);
+                    }
+                }
                 Some(later) => self.decide_by(later),
                 None if write.is_awaited() => self.first.push_back(write),
                 None => self.later.push_back(write),
@@ -129,14 +136,16 @@ impl WriteQueue {
             }
         };
         let longer = if outcome == Outcome::Written { EACH_POD * pods(write) } else { Duration::ZERO };
-        self.paces.insert(key, Pace { failures, not_before: now + wait, longer });
         // Decide again even after success: another change may have come meanwhile.
-        self.decide_by(now + wait);
+        let is_skipped = self.skipped.remove(&key) && outcome != Outcome::Failed;
+        self.decide_by(if is_skipped { now } else { now + wait });
+        self.paces.insert(key, Pace { failures, not_before: now + wait, longer });
     }
 
     pub(super) fn clear(&mut self) {
         self.first.clear();
         self.later.clear();
+        self.skipped.clear();
         self.decided = None;
     }
 
@@ -190,7 +199,7 @@ mod tests {
     }
 
     fn decision(shard: &str) -> Write {
-        Write::Status { config: config(shard), is_awaited: true, events: Vec::new() }
+        Write::Status { config: config(shard), is_awaited: true, is_move: false, events: Vec::new() }
     }
 
     /// Queues `names` and returns all writes that may start.
@@ -264,7 +273,7 @@ mod tests {
             let pod = PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None };
             let pods = vec![pod; pods];
             config.status = Some(ShardingConfigStatus { pods, ..ShardingConfigStatus::default() });
-            Write::Status { config, is_awaited, events: Vec::new() }
+            Write::Status { config, is_awaited, is_move: false, events: Vec::new() }
         };
         let next = |queue: &mut WriteQueue, write: Write, now| {
             queue.take(Arc::default(), Observations::default(), vec![write], now);
@@ -283,6 +292,24 @@ mod tests {
                 assert!(next(&mut queue, status(pods, is_awaited), start + after).is_some());
             }
         }
+    }
+
+    #[test]
+    fn a_move_is_paced_only_after_a_failure() {
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
+        let table = || Write::Status { config: config("a"), is_awaited: true, is_move: true, events: Vec::new() };
+        let take = |queue: &mut WriteQueue, now| {
+            queue.take(Arc::default(), Observations::default(), vec![table()], now);
+            queue.next()
+        };
+        assert!(take(&mut queue, now).is_some());
+        assert_eq!(take(&mut queue, now), None, "one write of an object at a time");
+        queue.done(&table(), Outcome::Written, now);
+        assert_eq!(queue.due, Some(now), "it is looked again at once");
+        assert!(take(&mut queue, now).is_some());
+        queue.done(&table(), Outcome::Failed, now);
+        assert_eq!(take(&mut queue, now), None);
+        assert!(take(&mut queue, now + RETRY.0).is_some());
     }
 
     #[test]

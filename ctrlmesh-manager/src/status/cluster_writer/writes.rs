@@ -9,10 +9,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
+use crate::rules::fenced::{is_fenced, is_handing_back};
 use crate::rules::label_coverage::{self, LabelCoverages};
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard;
 use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
+
+mod finalizers;
+mod moves;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
@@ -32,8 +36,12 @@ pub enum Write {
         config: Box<ShardingConfig>,
         /// Whether the epoch changes: proxies get their policies only after this write.
         is_awaited: bool,
+        /// Whether the ownership table of a root that the API server fences changes: a move waits for each table.
+        is_move: bool,
         events: Vec<EventNote>,
     },
+    /// A root that must not go, or may go.
+    Finalizers { config: Box<ShardingConfig>, finalizers: Vec<String> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,15 +75,21 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
     let (coverages, fences) = (&observed.coverages, &*observed.fences);
     let inputs = StatusInputs { contacts, conflicts: &conflicts, unlabelled, coverages, fences, new_leader, now };
     let index = PlanIndex::of(plan);
-    for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
+    writes.extend(finalizers::writes(plan, &observed.fences));
+    for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config) || is_handing_back(config)) {
         let status = compute::of(config, plan, &index, inputs);
         if config.status.as_ref() != Some(&status) {
             let mut events = events(config.status.as_ref(), &status);
             events.extend(proposed_roles(config, &events, coverages));
-            let before = config.status.as_ref().and_then(|before| before.epoch);
-            let is_awaited = status.epoch != before;
+            let before = config.status.as_ref();
+            let is_awaited = status.epoch != before.and_then(|before| before.epoch);
+            let table = before.and_then(|before| before.ownership.as_ref());
+            let moved = status.ownership.as_ref().filter(|_| config.spec.root.as_ref().is_some_and(is_fenced));
+            let moved = moved.filter(|after| table != Some(*after));
+            events.extend(moved.into_iter().flat_map(|after| moves::events(table, after)));
+            let is_move = moved.is_some();
             let config = Box::new(ShardingConfig { status: Some(status), ..config.clone() });
-            writes.push(Write::Status { config, is_awaited, events });
+            writes.push(Write::Status { config, is_awaited, is_move, events });
         }
     }
     writes
@@ -153,7 +167,7 @@ fn labels(plan: &Plan) -> Vec<Write> {
 }
 
 /// What got worse, what is wrong for another reason now, and what recovered. That objects are being labelled is no
-/// event, and neither is an acknowledgement that is missing.
+/// event, and neither is what is still on its way.
 fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -> Vec<EventNote> {
     let before = before.map_or(&[][..], |status| status.conditions.as_slice());
     let mut events: Vec<EventNote> = Vec::new();
@@ -163,7 +177,7 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
         let says_other = |was: &Condition| was.reason != condition.reason || was.message != condition.message;
         let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && says_other(was));
         let passes = match condition.type_.as_str() {
-            "Programmed" => bad,
+            "Programmed" | "Settled" => bad,
             // Nor is a fence that is being built.
             "Fenced" => was.is_none() && condition.reason != "Unsupported",
             _ => bad && condition.reason == "Labelling",

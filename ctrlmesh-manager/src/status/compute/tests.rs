@@ -69,7 +69,9 @@ fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
 fn a_root_is_programmed_when_every_proxy_has_acknowledged_it() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let first = status(&plan(&text), 0, &[("op-0", 1), ("op-1", 1)], 100);
-    assert_eq!(summary(&first), ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected"]);
+    let expected =
+        ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected", "Settled=True Unfenced"];
+    assert_eq!(summary(&first), expected);
     assert_eq!((first.epoch, first.observed_generation, first.is_root), (Some(1), Some(4), Some(true)));
     assert_eq!(first.root.as_ref().unwrap().child_sharding_configs, ["r-1-normal", "r-2-normal"]);
     assert_eq!(first.ownership.as_ref().unwrap().pods.len(), 2);
@@ -81,6 +83,21 @@ fn a_root_is_programmed_when_every_proxy_has_acknowledged_it() {
     assert_eq!(summary(&all)[1], "Programmed=True Acknowledged");
     assert_eq!(all.conditions[1].last_transition_time, Time(at(300)));
     assert_eq!(all.conditions[0], first.conditions[0]);
+}
+
+#[test]
+fn a_fenced_root_is_settled_when_nothing_is_on_its_way() {
+    let text = ROOT.replace("prefix: r,", "prefix: r, fence: Server,") + &pod("op-0") + &pod("op-1");
+    let (mut plan, settled) = (plan(&text), |plan: &Plan| status(plan, 0, &[], 100).conditions[3].clone());
+    let record = plan.compiled.operators.values_mut().next().unwrap();
+    record.waiting.clear();
+    assert_eq!(summary(&status(&plan, 0, &[], 100))[3], "Settled=True Settled");
+    let record = plan.compiled.operators.values_mut().next().unwrap();
+    record.waiting = vec!["this".to_owned(), "that".to_owned()];
+    let moving = settled(&plan);
+    assert_eq!((moving.status.as_str(), moving.message.as_str()), ("False", "this; that"));
+    plan.compiled.operators.clear();
+    assert_eq!(settled(&plan).reason, "Undecided");
 }
 
 #[test]
@@ -106,7 +123,7 @@ fn more_shards_than_pods_are_reported() {
     assert_eq!(summary(&found)[2], "Degraded=True ShardsWithoutPods");
     assert!(found.conditions[2].message.contains("r-2-normal"), "{:?}", found.conditions[2]);
     let none = status(&plan(ROOT), 0, &[], 1);
-    assert_eq!(summary(&none)[1..], ["Programmed=False NoPods", "Degraded=True NoPods"]);
+    assert_eq!(summary(&none)[1..3], ["Programmed=False NoPods", "Degraded=True NoPods"]);
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub(crate) fn measure(configs: usize, pods: usize) {
         members: &members,
         namespaces: &namespaces,
         first_ordinals: &first_ordinals,
+        unenrolled: &BTreeMap::new(),
+        evidence: &BTreeMap::new(),
         labelling: &labelling,
     };
     let mut times = Vec::new();

@@ -21,7 +21,29 @@ fn record(pod: &str, revision: &str, shard: Option<&str>) -> PodRecord {
         revision: revision.to_owned(),
         shard: shard.map(str::to_owned),
         terminating: false,
+        ready: false,
+        created_at: None,
     }
+}
+
+#[test]
+fn a_standby_moves_and_never_the_only_ready_pod() {
+    let shares = shares(&[1, 1]);
+    let pod = |pod: &str, ready: bool, created_at: i64| PodRecord {
+        ready,
+        created_at: Some(created_at),
+        ..record(pod, "r", Some("s0"))
+    };
+    let moved = |records: &[PodRecord]| -> Vec<String> {
+        let assignment = assign(&shares, records, true);
+        assignment.into_iter().filter(|(_, shard)| shard == "s1").map(|(pod, _)| pod).collect()
+    };
+    assert_eq!(moved(&[pod("a", true, 5), pod("b", true, 9), pod("c", true, 7)]), ["b"], "the youngest");
+    assert_eq!(moved(&[pod("a", false, 5), pod("b", true, 9)]), ["a"], "b alone works");
+    assert_eq!(moved(&[pod("a", true, 5), pod("b", false, 9)]), ["b"]);
+    let mut leaves = pod("c", true, 1);
+    leaves.terminating = true;
+    assert_eq!(moved(&[pod("a", true, 5), pod("b", false, 3), leaves]), ["b"]);
 }
 
 /// Pods that stay, by shard.
@@ -109,6 +131,8 @@ fn any_records() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
     let replicas = proptest::collection::vec(1..4_usize, 1..6);
     (replicas, proptest::collection::vec(record, 0..20)).prop_map(|(replicas, records)| {
         let records = records.into_iter().enumerate().map(|(at, (shard, revision, terminating))| PodRecord {
+            ready: at % 2 == 0,
+            created_at: None,
             pod: format!("p{at:02}"),
             revision: format!("r{revision}"),
             shard: (shard < 7).then(|| format!("s{shard}")),

@@ -23,7 +23,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 
 use crate::harness;
 
@@ -61,12 +61,12 @@ async fn manage() -> Result<()> {
     let client = BED.client().await?;
     let drain = Drain::default();
     let cache = Cache::start(&client, "ctrlmesh-system", Labelling::default(), &drain);
-    let plans = plan::start(cache, &drain);
+    let plans = plan::start(cache, watch::channel(Arc::default()).1, &drain);
     let control = ClusterWriter {
         client: client.clone(),
         recorder: EventRecorder::new(client, "ctrlmesh-manager".into()),
         labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
-        fences: tokio::sync::watch::Sender::default().subscribe(),
+        fences: watch::channel(Arc::default()).1,
         contacts: || Arc::new(lock(&CONTACTS).clone()),
         may_write: || true,
     };

@@ -1,0 +1,80 @@
+use std::sync::LazyLock;
+
+use ctrlmesh_common::policy::Policy;
+
+use super::*;
+use crate::cluster::cache::Snapshot;
+use crate::rules::compile::CompiledPolicy;
+use crate::rules::evidence::GONE_AFTER;
+
+const WITHIN: Duration = Duration::from_secs(5);
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// A root with a pod `op-0` of UID `there`, which was sent a policy of epoch 7; `lost` does not exist any more.
+fn plan() -> Plan {
+    let text = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: op, namespace: ops}\n\
+        spec: {root: {prefix: r, fence: Server, targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}}}\n\
+        status: {ownership: {epoch: 7, podUids: {there: r-1-normal, lost: r-1-normal}, revoked: {epoch: 7, slots: {'1': r-1-normal}}}}\n---\n\
+        apiVersion: v1\nkind: Pod\nmetadata: {name: op-0, namespace: ops, uid: there}\nspec: {containers: []}\n";
+    let snapshot = Snapshot::of_manifests(text);
+    let mut plan = Plan { snapshot: Arc::new(snapshot), ..Plan::default() };
+    let policy = Policy { epoch: 7, ..Policy::nothing() };
+    let sent = CompiledPolicy::new(Some("r-1-normal".to_owned()), Some("ops/op".to_owned()), 1, policy);
+    plan.compiled.policies.insert("ops/op-0".parse().unwrap(), Arc::new(sent));
+    plan
+}
+
+fn gathered(times: &mut Times, plan: &Plan, receipt: InForce, now: Instant) -> (Evidences, Option<Instant>) {
+    let receipts = [("ops/op-0".parse().unwrap(), receipt)].into();
+    let server = |root: &str| if root == "ops/op" { Server::Enforces(7) } else { Server::None };
+    times.gather(plan, &receipts, server, WITHIN, now)
+}
+
+#[test]
+fn a_receipt_counts_for_its_uid_and_the_last_policy() {
+    let (plan, mut times) = (plan(), Times::default());
+    let sent = plan.sendable().values().next().unwrap().digest();
+    for (uid, digest, counts) in [("there", sent, true), ("before", sent, false), ("there", sent ^ 1, false)] {
+        let receipt = InForce { uid: uid.to_owned(), digest };
+        let (found, _) = gathered(&mut times, &plan, receipt, *START);
+        let acknowledged = found["ops/op"].evidence.pods["there"].acknowledged;
+        assert_eq!(acknowledged, counts.then_some(7), "{uid}");
+    }
+    let mut of_other = plan;
+    let one = Arc::make_mut(of_other.compiled.policies.values_mut().next().unwrap());
+    one.operator = Some("ops/other".to_owned());
+    let receipt = InForce { uid: "there".to_owned(), digest: sent };
+    let (found, _) = gathered(&mut times, &of_other, receipt, *START);
+    assert_eq!(found["ops/op"].evidence.pods["there"].acknowledged, None, "another operator's epochs");
+}
+
+#[test]
+fn a_pod_that_vanished_is_gone_in_time_and_returns_if_seen() {
+    let (plan, mut times) = (plan(), Times::default());
+    let mut gone = |plan: &Plan, after: Duration| {
+        let receipt = InForce { uid: String::new(), digest: 0 };
+        let (found, due) = gathered(&mut times, plan, receipt, *START + after);
+        let pods = &found["ops/op"].evidence.pods;
+        assert!(!pods["there"].gone);
+        (pods["lost"].gone, pods["lost"].lapsed, due.map(|due| due - *START))
+    };
+    assert_eq!(gone(&plan, Duration::ZERO), (false, false, Some(WITHIN)));
+    assert_eq!(gone(&plan, WITHIN), (false, true, Some(GONE_AFTER)));
+    assert_eq!(gone(&plan, GONE_AFTER), (true, true, None));
+    let mut seen = (*plan.snapshot).clone();
+    seen.members.push(crate::rules::pod::Member { uid: "lost".to_owned(), ..seen.members[0].clone() });
+    let seen = Plan { snapshot: Arc::new(seen), ..plan.clone() };
+    assert!(!gone(&seen, GONE_AFTER).0);
+    assert!(!gone(&plan, GONE_AFTER).0, "it counts from when it vanished again");
+}
+
+#[test]
+fn a_pod_that_was_seen_to_end_is_gone_at_once() {
+    let mut plan = plan();
+    let snapshot = Snapshot { stopped: ["lost".to_owned()].into(), ..(*plan.snapshot).clone() };
+    plan.snapshot = Arc::new(snapshot);
+    let receipt = InForce { uid: String::new(), digest: 0 };
+    let (found, _) = gathered(&mut Times::default(), &plan, receipt, *START);
+    assert!(found["ops/op"].evidence.pods["lost"].gone);
+}

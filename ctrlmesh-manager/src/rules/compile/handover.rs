@@ -1,0 +1,112 @@
+//! Decides the next ownership table of a root that the API server fences.
+//!
+//! What moves is taken away first, and given once it is proved that its former owner cannot write any more. The
+//! protocol is [`ctrlmesh_common::handover`]; here stands what it is asked.
+
+use std::collections::BTreeMap;
+
+use ctrlmesh_common::api::{Root, ShardingConfig};
+use ctrlmesh_common::handover::{self, Step, Waiting};
+use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::slots::SlotSet;
+
+use super::owning::{self, Workload};
+use super::placement::{Placement, namespace};
+use super::{World, operator, record};
+use crate::rules::evidence;
+use crate::rules::fenced::is_handing_back;
+use crate::rules::pod::Member;
+use crate::rules::shard::Shard;
+
+/// Most things that are named together.
+const LISTED: usize = 5;
+
+#[derive(Clone, Debug)]
+pub(super) struct Handover {
+    pub(super) step: Step,
+    /// What is waited for, for people. Empty: everything is where the root wants it.
+    pub(super) waiting: Vec<String>,
+}
+
+/// The table in the status. An epoch without room for a later one was written by somebody else, and is ignored.
+pub(super) fn current(root: &ShardingConfig) -> Ownership {
+    let table = root.status.as_ref().and_then(|status| status.ownership.clone()).unwrap_or_default();
+    Ownership { epoch: record::extendable(table.epoch), ..table }
+}
+
+/// `None` while it is not known which pods of the namespace are not enrolled. `enrolled` are those that are.
+pub(super) fn next(
+    root: &ShardingConfig,
+    rule: &Root,
+    shards: &[Shard],
+    placement: &Placement<'_>,
+    enrolled: &[&Member],
+    world: World<'_>,
+) -> Option<Handover> {
+    let near = world.unenrolled.get(namespace(root))?;
+    let past = world.members.iter().filter(|pod| !pod.enrolled() && pod.name.namespace == namespace(root));
+    let unenrolled: Vec<&Member> = near.iter().chain(past).filter(|pod| pod.is_of_target(rule)).collect();
+    let division: Vec<_> = shards.iter().map(|shard| shard.share.clone()).collect();
+    let hash = world.labelling.hash;
+    let workload = Workload {
+        shares: &division,
+        placed: placement.pods(),
+        enrolled,
+        unenrolled: &unenrolled,
+        hash,
+        is_leaving: is_handing_back(root),
+    };
+    let current = current(root);
+    let desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
+    let full_name = format!("{}/{}", namespace(root), operator::name(root));
+    let evidence = evidence::counted(world.evidence.get(&full_name), &current);
+    let step = handover::next(&current, &desired, hash, &evidence);
+    let pods: BTreeMap<&str, &str> =
+        enrolled.iter().chain(&unenrolled).map(|pod| (pod.uid.as_str(), pod.name.name.as_str())).collect();
+    let mut waiting = waits(&step, &pods);
+    if waiting.is_empty() && !workload.is_leaving {
+        waiting = owning::awaited(&division, &desired).into_iter().map(|shard| awaited(shard, shards, &step)).collect();
+    }
+    Some(Handover { step, waiting })
+}
+
+/// What the protocol waits for. `pods` are names by UID.
+fn waits(step: &Step, pods: &BTreeMap<&str, &str>) -> Vec<String> {
+    let name = |uid: &str| pods.get(uid).map_or_else(|| format!("with UID {uid}"), |name| (*name).to_owned());
+    let mut messages: Vec<String> = Vec::new();
+    for waiting in step.waiting.iter().take(LISTED) {
+        messages.push(match waiting {
+            Waiting::Server { epoch } => format!("the API server does not enforce epoch {epoch} yet"),
+            Waiting::Pod { uid, owner, epoch } => {
+                format!("the proxy of pod {} of {owner} has not acknowledged epoch {epoch}", name(uid))
+            }
+            Waiting::PodEnd { uid, owner } => format!("pod {} of {owner} has not ended", name(uid)),
+            Waiting::Epoch => "no epoch is left: status.ownership was written by hand; remove it".to_owned(),
+        });
+    }
+    let more = step.waiting.len().saturating_sub(LISTED);
+    if more > 0 {
+        messages.push(format!("and {more} more"));
+    }
+    if let Some(revoked) = step.table.revoked.as_ref().filter(|_| messages.is_empty()) {
+        messages.push(format!("what moves is taken away in epoch {}", revoked.epoch));
+    }
+    messages
+}
+
+fn awaited(shard: &str, shards: &[Shard], step: &Step) -> String {
+    let named = shards.iter().map(|shard| &shard.share).find(|share| share.name == shard);
+    let mut elsewhere: BTreeMap<&str, SlotSet> = BTreeMap::new();
+    for slot in named.into_iter().flat_map(|named| named.slots.iter()) {
+        if let Some(owner) = step.table.slots.get(&slot).filter(|owner| *owner != shard) {
+            let slots = elsewhere.entry(owner).or_default();
+            *slots = slots.union([slot].into_iter().collect());
+        }
+    }
+    let elsewhere: Vec<String> = elsewhere.iter().map(|(owner, slots)| format!("slots {slots} at {owner}")).collect();
+    let at = if elsewhere.is_empty() { String::new() } else { format!("; until then {}", elsewhere.join(", ")) };
+    format!("{shard} has no ready pod{at}")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! Says who should own what of a root that the API server fences, and which pods write for whom.
+//!
+//! Pure. A shard gets its share once it has a pod that serves. Until then the share stays with its present owner,
+//! while that one lives. Pods of the workload that are not enrolled are an owner, too. A pod lives until it has ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::handover::Desired;
+use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
+use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
+
+use crate::rules::pod::Member;
+use crate::rules::shard::Share;
+
+/// A root and the pods of its workload.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Workload<'a> {
+    pub(super) shares: &'a [Share],
+    /// Shard by pod.
+    pub(super) placed: &'a BTreeMap<String, String>,
+    /// Candidates for `placed`.
+    pub(super) enrolled: &'a [&'a Member],
+    pub(super) unenrolled: &'a [&'a Member],
+    pub(super) hash: NamespaceHash,
+    /// Whether the root is being deleted.
+    pub(super) is_leaving: bool,
+}
+
+/// Which owners there are.
+struct Owners<'a> {
+    /// Shards with a pod that serves.
+    serving: BTreeSet<&'a str>,
+    /// Owners with a pod that lives.
+    live: BTreeSet<&'a str>,
+}
+
+/// `epoch` is the newest that the operator has used.
+pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) -> Desired {
+    let owners = Owners::of(workload, current);
+    let mut slots: BTreeMap<Slot, String> = BTreeMap::new();
+    for share in workload.shares {
+        slots.extend(share.slots.iter().map(|slot| (slot, owners.of_slot(&share.name, slot, current))));
+    }
+    if workload.is_leaving {
+        slots = SlotSet::ALL.iter().map(|slot| (slot, UNSHARDED.to_owned())).collect();
+    }
+    let mut namespaces = BTreeMap::new();
+    for share in workload.shares.iter().filter(|_| !workload.is_leaving) {
+        for namespace in &share.namespaces {
+            let slot = workload.hash.slot(namespace);
+            let owner = owners.choose(&share.name, present(current, slot, Some(namespace)));
+            if *owner == share.name || slots.get(&slot) != Some(&owner) {
+                namespaces.insert(namespace.clone(), owner);
+            }
+        }
+    }
+    // A table that names no pod yet is from before the API server fenced: the pods go on for whom they worked.
+    let begins = current.pod_uids.is_empty() && current.revoked.is_none();
+    let recorded = |pod: &Member| current.shard_of(&pod.name.name).filter(|_| begins).map(str::to_owned);
+    let shard = |pod: &Member| recorded(pod).or_else(|| workload.placed.get(&pod.name.name).cloned());
+    // A pod without a node runs nothing yet, and a move would wait for it.
+    let enrolled = live(workload.enrolled).filter(|pod| pod.node.is_some());
+    let enrolled = enrolled.filter_map(|pod| Some((pod.uid.clone(), shard(pod)?)));
+    let unenrolled = live(workload.unenrolled).filter(|pod| pod.node.is_some());
+    let unenrolled = unenrolled.map(|pod| (pod.uid.clone(), UNSHARDED.to_owned()));
+    let pod_uids = enrolled.chain(unenrolled).collect();
+    Desired { slots, namespaces, pods: workload.placed.clone(), pod_uids, epoch }
+}
+
+/// Of each slot and pinned namespace, the shard that the root names, where it is not the owner in `desired`.
+pub(super) fn awaited<'a>(shares: &'a [Share], desired: &Desired) -> BTreeSet<&'a str> {
+    let is_owner = |share: &Share| {
+        share.slots.iter().all(|slot| desired.slots.get(&slot) == Some(&share.name))
+            && share.namespaces.iter().all(|namespace| desired.namespaces.get(namespace) == Some(&share.name))
+    };
+    shares.iter().filter(|share| !is_owner(share)).map(|share| share.name.as_str()).collect()
+}
+
+impl<'a> Owners<'a> {
+    fn of(workload: Workload<'a>, current: &'a Ownership) -> Self {
+        let placed = |pod: &Member| workload.placed.get(&pod.name.name).map(String::as_str);
+        let serving = workload.enrolled.iter().filter(|pod| pod.serves()).filter_map(|pod| placed(pod));
+        // The table says for whom a pod works; before it does, its shard.
+        let owner = |pod: &&Member| owner_in(current, &pod.uid).or_else(|| placed(pod));
+        let enrolled = live(workload.enrolled).filter_map(|pod| owner(&pod));
+        let unenrolled = live(workload.unenrolled).map(|_| UNSHARDED);
+        Self { serving: serving.collect(), live: enrolled.chain(unenrolled).collect() }
+    }
+
+    fn of_slot(&self, shard: &str, slot: Slot, current: &Ownership) -> String {
+        self.choose(shard, present(current, slot, None))
+    }
+
+    /// The owner of what is of `shard` by the root's division.
+    fn choose(&self, shard: &str, present: Option<&str>) -> String {
+        let owner = match present {
+            // Whoever runs already has all of it, whatever shard is there, too.
+            None if self.live.contains(UNSHARDED) => UNSHARDED,
+            _ if self.serving.contains(shard) => shard,
+            Some(present) if self.live.contains(present) => present,
+            _ if self.live.contains(UNSHARDED) => UNSHARDED,
+            _ => shard,
+        };
+        owner.to_owned()
+    }
+}
+
+fn live<'a>(pods: &'a [&'a Member]) -> impl Iterator<Item = &'a Member> {
+    pods.iter().copied().filter(|pod| !pod.stopped && !pod.uid.is_empty())
+}
+
+/// The owner for which a pod writes, or wrote before that was taken away.
+fn owner_in<'a>(table: &'a Ownership, uid: &str) -> Option<&'a str> {
+    let revoked = || table.revoked.as_ref().and_then(|revoked| revoked.pod_uids.get(uid));
+    table.pod_uids.get(uid).or_else(revoked).map(String::as_str)
+}
+
+/// The owner, or the last one of what is taken away.
+fn present<'a>(table: &'a Ownership, slot: Slot, namespace: Option<&str>) -> Option<&'a str> {
+    let revoked = table.revoked.as_ref();
+    let pinned = namespace.and_then(|namespace| {
+        let before = || revoked.and_then(|revoked| revoked.namespaces.get(namespace));
+        table.namespaces.get(namespace).or_else(before)
+    });
+    let of_slot = || table.slots.get(&slot).or_else(|| revoked.and_then(|revoked| revoked.slots.get(&slot)));
+    pinned.or_else(of_slot).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests;

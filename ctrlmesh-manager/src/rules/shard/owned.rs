@@ -1,0 +1,67 @@
+//! Limits shards to what they own in the ownership table.
+//!
+//! While something moves, that differs from what the root divides: what is taken away is seen by no shard. Otherwise
+//! the limits are those of the shard's ShardingConfig.
+
+use std::collections::BTreeSet;
+
+use ctrlmesh_common::api::{Limit, Root};
+use ctrlmesh_common::ownership::Ownership;
+
+use super::share::{ListedBy, Share};
+use super::{DivideError, Labelling, MAX_VALUES, Shard, expressions, limits};
+
+/// The limits of each of the `shards` by `table`; `None` for one that owns nothing.
+///
+/// `namespaces` are those of the cluster.
+///
+/// # Errors
+/// If too many namespaces would have to be listed.
+pub fn owned(
+    rule: &Root,
+    shards: &[Shard],
+    table: &Ownership,
+    labelling: &Labelling,
+    namespaces: &BTreeSet<String>,
+) -> Result<Vec<Option<Vec<Limit>>>, DivideError> {
+    let revoked = table.revoked.iter().flat_map(|revoked| revoked.namespaces.keys());
+    let mut listed: BTreeSet<String> = table.namespaces.keys().chain(revoked).cloned().collect();
+    let pinned = listed.clone();
+    let listed_by = shards.iter().map(|Shard { share, .. }| {
+        let share = in_table(share, table);
+        let foreign = |name: &String| pinned.contains(name) && !share.namespaces.contains(name);
+        match share.listed_by(labelling, namespaces) {
+            ListedBy::Namespaces(names) => {
+                ListedBy::Namespaces(names.into_iter().filter(|name| !foreign(name)).collect())
+            }
+            by_slots @ ListedBy::Slots(_) => by_slots,
+        }
+    });
+    let listed_by: Vec<ListedBy> = listed_by.collect();
+    listed.extend(listed_by.iter().flat_map(ListedBy::listed));
+    if listed.len() > MAX_VALUES {
+        return Err(DivideError::TooManyNamespaces { namespaces: listed.len() });
+    }
+    let owned = shards.iter().zip(listed_by).map(|(shard, listed_by)| {
+        if listed_by.is_empty() {
+            return Ok(None);
+        }
+        match limits(rule, &shard.share.name, &expressions(listed_by, &listed, labelling)) {
+            // The root excludes all that the shard owns for the moment.
+            Err(DivideError::Nothing { .. }) => Ok(None),
+            limits => limits.map(Some),
+        }
+    });
+    owned.collect()
+}
+
+/// The share as the table has it.
+fn in_table(share: &Share, table: &Ownership) -> Share {
+    let slots = table.slots.iter().filter(|(_, owner)| **owner == share.name);
+    let namespaces = table.namespaces.iter().filter(|(_, owner)| **owner == share.name);
+    Share {
+        slots: slots.map(|(slot, _)| *slot).collect(),
+        namespaces: namespaces.map(|(namespace, _)| namespace.clone()).collect(),
+        ..share.clone()
+    }
+}
