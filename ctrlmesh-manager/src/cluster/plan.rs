@@ -94,8 +94,8 @@ async fn follow(
         }
         let backoff = Backoff::after(begun, Instant::now(), 1);
         tokio::select! {
-            changed = changes.changed() => {
-                if changed.is_err() {
+            outcome = changes.changed() => {
+                if outcome.is_err() {
                     return;
                 }
             }

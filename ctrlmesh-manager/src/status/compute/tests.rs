@@ -302,8 +302,9 @@ fn a_root_goes_by_the_kinds_that_it_names() {
         let coverages = LabelCoverages::from_iter([("ops/root".to_owned(), coverage)]);
         let inputs = StatusInputs { unlabelled: Some(&listed), coverages: &coverages, ..inputs(&none, 1) };
         let status = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
-        assert_eq!(status.conditions.len(), 4);
-        summary(&status)[2..].to_vec()
+        let mut summary = summary(&status);
+        summary.retain(|one| one.starts_with("Degraded") || one.starts_with("Labelled"));
+        summary
     };
     assert_eq!(summary(true, None), ["Degraded=False AsExpected", "Labelled=True Complete"]);
     let going = || Some(LabelGap::InProgress("x".to_owned()));

@@ -56,15 +56,15 @@ async fn divide(client: &Client, canary: &[&str]) {
 async fn settled(client: &Client) -> ShardingConfigStatus {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
     let one = watcher::Config::default().fields(&format!("metadata.name={ROOT}"));
-    let mut states = pin!(watcher(roots, one).default_backoff().applied_objects());
+    let mut roots_seen = pin!(watcher(roots, one).default_backoff().applied_objects());
     let found = async {
         loop {
             // One that fails begins again.
-            let Some(Ok(root)) = states.next().await else { continue };
+            let Some(Ok(root)) = roots_seen.next().await else { continue };
             let generation = root.metadata.generation;
             let Some(status) = root.status else { continue };
-            let settled = status.conditions.iter().find(|condition| condition.type_ == "Settled");
-            if settled.is_some_and(|one| one.status == "True" && one.observed_generation == generation) {
+            let condition = status.conditions.iter().find(|condition| condition.type_ == "Settled");
+            if condition.is_some_and(|one| one.status == "True" && one.observed_generation == generation) {
                 return status;
             }
         }
@@ -134,6 +134,7 @@ async fn a_share_moves_under_the_fence_and_past_a_dead_proxy() {
 }
 
 /// Moves a share to and fro. How long that took is printed.
+#[expect(clippy::print_stdout, reason = "a figure for whoever runs it by itself")]
 async fn move_often(client: &Client, clients: &[Client; 2]) {
     let canary: Teams = ["team-3".to_owned()].into();
     let mut times: Vec<Duration> = Vec::new();
