@@ -340,8 +340,7 @@ fn a_root_that_gets_the_servers_fence_keeps_its_table() {
     let record = bed.step();
     assert_eq!((&bed.table.slots, bed.table.pod_uids.len()), (&slots, 2));
     assert!(bed.table.revoked.is_none() && record.epoch == 1, "{record:?}");
-    let limits = |all: &super::super::PoliciesByPod| -> Vec<_> {
-        all.values().map(|one| one.policy.limits.clone()).collect()
-    };
+    let limits =
+        |all: &super::super::PoliciesByPod| -> Vec<_> { all.values().map(|one| one.policy.limits.clone()).collect() };
     assert_eq!(limits(&bed.before.policies), limits(&policies));
 }
