@@ -322,8 +322,8 @@ pub struct ShardingConfigStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub changed_at: Option<String>,
-    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong), and of
-    /// a root Settled (no ownership is on its way).
+    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong), and
+    /// of a root Settled (no ownership is on its way).
     /// Absent or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

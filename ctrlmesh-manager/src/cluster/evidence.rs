@@ -154,8 +154,8 @@ impl Times {
     }
 }
 
-/// By UID, the epoch in force at each proxy that has the policy that was sent to it last. Not by the epoch that the proxy names:
-/// another operator may have the same number.
+/// By UID, the epoch in force at each proxy that has the policy that was sent to it last. Not by the epoch that the
+/// proxy names: another operator may have the same number.
 fn acknowledged(
     root: &ShardingConfig,
     operator: &str,

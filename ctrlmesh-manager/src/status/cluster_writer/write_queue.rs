@@ -1,8 +1,8 @@
 //! Decides which write comes next.
 //!
 //! Pure. Writes that proxies wait for come first, and some room is kept for them. Each object is written at
-//! most once a second, and never twice at once. A move of ownership is not held up by that. A failed write is retried with a growing delay and holds no
-//! other up.
+//! most once a second, and never twice at once. A move of ownership is not held up by that. A failed write is retried
+//! with a growing delay and holds no other up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
