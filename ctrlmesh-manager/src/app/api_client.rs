@@ -77,7 +77,7 @@ pub fn client(mut config: Config) -> Result<Client, ReachError> {
 }
 
 /// A client of the one API server at `address`, however the configuration reaches them. Each of them has a certificate
-/// for the name [`NAME`].
+/// for the name `NAME`.
 ///
 /// # Errors
 /// If the configuration is unusable.
