@@ -4,6 +4,7 @@ pub mod fence_state;
 pub mod fence_names;
 pub mod fence_table;
 pub mod fence_policy;
+pub mod informer_policy;
 pub mod fence_plan;
 mod endpoints;
 mod probe;

@@ -14,7 +14,7 @@ use ctrlmesh_runtime::sync::lock;
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::named::{NamedResources, RootKinds, named_resources};
-use crate::rules::label_coverage::{CONDITION, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
+use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::label_scheme::Scheme;
 
 /// The scheme and progress of the current labeller. Clones share it.
@@ -126,16 +126,6 @@ fn full_name(config: &ShardingConfig) -> String {
     format!("{}/{}", part(&config.metadata.namespace), part(&config.metadata.name))
 }
 
-/// Whether the status says that every object of this generation's kinds was labelled once. So a new leader need not go
-/// through all of them before it grants.
-fn was_established(config: &ShardingConfig) -> bool {
-    let conditions = config.status.iter().flat_map(|status| &status.conditions);
-    let generation = config.metadata.generation;
-    { conditions }.any(|one| {
-        one.type_ == CONDITION && one.status == "True" && one.observed_generation == generation && generation.is_some()
-    })
-}
-
 impl Progress {
     /// Why some objects may have no owner; none where all have one.
     pub fn left(&self) -> Option<String> {
@@ -165,7 +155,8 @@ impl Progress {
     fn coverage(&self, config: &ShardingConfig, root: &Root) -> LabelCoverage {
         let (name, resources) = (full_name(config), named_resources(root));
         let mut state = lock(&self.0);
-        let was_established = was_established(config) || state.established.get(&name) == Some(&resources);
+        let was_established =
+            label_coverage::was_established(config) || state.established.get(&name) == Some(&resources);
         let named = state.named.as_ref().and_then(|named| named.roots.get(&name));
         let Some(named) = named.filter(|named| named.resources == resources) else {
             let gap = (!was_established).then(|| LabelGap::InProgress("labelling has only begun".to_owned()));

@@ -1,7 +1,8 @@
 //! Decides which policies are created, changed and removed.
 //!
 //! Pure. A policy whose root is gone is removed. One that is not there yet is made only when the root's table names the
-//! operator's pods: before that it would refuse all of them.
+//! operator's pods: before that it would refuse all of them. The policy of [`informer_policy`] is written before the
+//! first of them, and never removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::fence_policy::{Fence, FenceObjects};
 use super::fence_table::{self, Version};
+use super::informer_policy;
 use crate::cluster::cache::Snapshot;
 use crate::rules::fenced::{is_fenced, may_lose_fence};
 use crate::rules::pod::Member;
@@ -59,6 +61,8 @@ pub struct FencePlan {
 pub fn plan(snapshot: &Snapshot, existing: &Existing, home: &str) -> FencePlan {
     let mut plan = FencePlan::default();
     let mut kept = BTreeSet::new();
+    let (policy, binding) = informer_policy::objects(home);
+    let informer = missing(policy, binding, existing, informer_policy::NAME);
     for (root, rule) in snapshot.configs.iter().filter_map(fenced) {
         let key = format!("{}/{}", namespace(root), name(root));
         if is_over(root) {
@@ -73,7 +77,9 @@ pub fn plan(snapshot: &Snapshot, existing: &Existing, home: &str) -> FencePlan {
             plan.stages.insert(key, Stage::WithoutPods);
             continue;
         }
-        let (actions, revision) = (missing(objects.clone(), existing, &policy), objects.revision);
+        let FenceObjects { revision, policy: wanted, binding } = objects;
+        let mut actions = informer.clone();
+        actions.extend(missing(wanted, binding, existing, &policy));
         kept.insert(policy);
         let stage = if actions.is_empty() { Stage::Written { revision } } else { Stage::Unwritten };
         plan.stages.insert(key.clone(), stage);
@@ -123,8 +129,12 @@ fn accounts(root: &ShardingConfig, rule: &Root, snapshot: &Snapshot) -> BTreeSet
 }
 
 /// A binding without its policy refuses nothing, and the other way round.
-fn missing(objects: FenceObjects, existing: &Existing, name: &str) -> Vec<Action> {
-    let FenceObjects { mut policy, mut binding, .. } = objects;
+fn missing(
+    mut policy: ValidatingAdmissionPolicy,
+    mut binding: ValidatingAdmissionPolicyBinding,
+    existing: &Existing,
+    name: &str,
+) -> Vec<Action> {
     let mut actions = Vec::new();
     let there = existing.policies.get(name);
     if there.is_none_or(|there| there.spec != policy.spec || !has_labels(&there.metadata, &policy.metadata)) {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
 
 /// What labelling a kind needs.
@@ -56,6 +57,16 @@ pub struct MissingRule {
 /// The coverage of each root, by `NAMESPACE/NAME`. Clones share it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelCoverages(Arc<BTreeMap<String, LabelCoverage>>);
+
+/// Whether the status says that every object of this generation's kinds was labelled once. So a new leader need not go
+/// through all of them before it grants.
+pub fn was_established(root: &ShardingConfig) -> bool {
+    let conditions = root.status.iter().flat_map(|status| &status.conditions);
+    let generation = root.metadata.generation;
+    { conditions }.any(|one| {
+        one.type_ == CONDITION && one.status == "True" && one.observed_generation == generation && generation.is_some()
+    })
+}
 
 impl LabelCoverage {
     /// Whether slots of the root may be granted. Once every object was labelled, one that cannot be labelled later

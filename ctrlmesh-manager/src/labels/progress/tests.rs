@@ -1,6 +1,6 @@
 use super::*;
 use crate::labels::NAMESPACES;
-use crate::rules::label_coverage::KindName;
+use crate::rules::label_coverage::{CONDITION, KindName};
 
 #[test]
 fn unlabelled_kinds_are_reported_until_their_pass_ends() {

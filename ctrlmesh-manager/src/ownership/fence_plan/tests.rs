@@ -53,7 +53,14 @@ fn a_root_with_a_fence_gets_policy_and_binding_once() {
     let snapshot = snapshot();
     let first = plan(&snapshot, &Existing::default());
     assert_eq!(first.stages["ops/op"], Stage::Unwritten);
-    assert!(matches!(first.actions["ops/op"][..], [Action::WritePolicy(_), Action::WriteBinding(_)]));
+    let [Action::WritePolicy(informer), Action::WriteBinding(_), Action::WritePolicy(policy), Action::WriteBinding(_)] =
+        &first.actions["ops/op"][..]
+    else {
+        panic!("{first:?}")
+    };
+    let name = |meta: &ObjectMeta| meta.name.clone();
+    assert_eq!(name(&informer.metadata).as_deref(), Some(informer_policy::NAME), "it comes first");
+    assert_eq!(name(&policy.metadata).as_deref(), Some(POLICY));
     let existing = after(&first, Existing::default());
     let second = plan(&snapshot, &existing);
     assert!(second.actions.is_empty());
@@ -111,7 +118,9 @@ fn a_fence_goes_with_its_root_or_its_field() {
         let actions = &plan.actions["ops/op"][..];
         assert!(matches!(actions, [Action::RemoveBinding(_), Action::RemovePolicy(_)]), "{actions:?}");
         assert!(plan.stages.is_empty());
-        assert_eq!(after(&plan, existing.clone()), Existing::default());
+        let left = after(&plan, existing.clone());
+        let names: Vec<&String> = left.policies.keys().chain(left.bindings.keys()).collect();
+        assert_eq!(names, [informer_policy::NAME; 2], "what keeps the informer running stays");
     }
 }
 

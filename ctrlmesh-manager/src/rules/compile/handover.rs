@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
-use ctrlmesh_common::handover::{self, Step, Waiting};
+use ctrlmesh_common::handover::{self, Server, Step, Waiting};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::SlotSet;
 
@@ -15,6 +15,7 @@ use super::placement::{Placement, namespace};
 use super::{World, operator, record};
 use crate::rules::evidence;
 use crate::rules::fenced::is_handing_back;
+use crate::rules::label_coverage;
 use crate::rules::pod::Member;
 use crate::rules::shard::Shard;
 
@@ -59,11 +60,20 @@ pub(super) fn next(
     let current = current(root);
     let desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
     let full_name = format!("{}/{}", namespace(root), operator::name(root));
-    let evidence = evidence::counted(world.evidence.get(&full_name), &current);
+    let mut evidence = evidence::counted(world.evidence.get(&full_name), &current);
+    // Nobody labels by a root from a file, which has no generation.
+    let is_labelled = root.metadata.generation.is_none() || label_coverage::was_established(root);
+    if !is_labelled {
+        // The fence goes by labels, so it proves nothing before they are there.
+        evidence.server = Server::Enforces(0);
+    }
     let step = handover::next(&current, &desired, hash, &evidence);
     let pods: BTreeMap<&str, &str> =
         enrolled.iter().chain(&unenrolled).map(|pod| (pod.uid.as_str(), pod.name.name.as_str())).collect();
     let mut waiting = waits(&step, &pods);
+    if !is_labelled && step.table.revoked.is_some() {
+        waiting = vec!["not every object of its kinds is labelled yet: see condition Labelled".to_owned()];
+    }
     if waiting.is_empty() && !workload.is_leaving {
         waiting = owning::awaited(&division, &desired).into_iter().map(|shard| awaited(shard, shards, &step)).collect();
     }

@@ -105,3 +105,24 @@ async fn a_server_that_starts_anew_fences_at_once_and_nobody_else() -> Result<()
     write(&bed.client).await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_fence_made_after_the_last_one_went_is_enforced() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    let bed = bed::own(&plane).await?;
+    let first = bed.operator().await?;
+    let pod = bed.pod(&first, "op-0").await?;
+    bed.roots(&first).delete("op", &DeleteParams::default()).await?;
+    gone(&bed, &first).await?;
+    let theirs: Api<ConfigMap> = Api::namespaced(pod, &first.place("eight"));
+    // Now the API server knows no fence any more.
+    retry(|| async { create(&theirs, json!({"metadata": {"generateName": "a"}})).await.map(drop) }).await?;
+    // It waits until the API server enforces the fence.
+    let second = bed.operator().await?;
+    let pod = bed.pod(&second, "op-0").await?;
+    let theirs: Api<ConfigMap> = Api::namespaced(pod, &second.place("eight"));
+    let map = serde_json::from_value(json!({"metadata": {"generateName": "a"}}))?;
+    let said = refusal(theirs.create(&PostParams::default(), &map).await)?;
+    ensure!(said.contains("in slot 8 belongs to op-2-normal"), "{said}");
+    Ok(())
+}

@@ -165,6 +165,23 @@ fn slots_are_taken_away_proved_and_only_then_given() {
 }
 
 #[test]
+fn nothing_is_granted_before_all_objects_are_labelled() {
+    let of_generation = |rule: &str| root(rule).replace("name: root,", "name: root, generation: 2,");
+    let one = "fence: Server, targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 2}";
+    let mut bed = Bed { root: of_generation(one), ..Bed::new(one) };
+    bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];
+    bed.settle();
+    bed.root = of_generation(TWO);
+    let waiting = bed.settle().waiting;
+    assert!(bed.table.revoked.is_some() && waiting[0].contains("Labelled"), "{waiting:?}");
+    let labelled = "status: {conditions: [{type: Labelled, status: 'True', observedGeneration: 2, reason: Complete, \
+        message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}], ";
+    bed.status = bed.status.replace("status: {", labelled);
+    bed.step();
+    assert!(bed.table.revoked.is_none() && bed.owners() == [A, B].into(), "{:?}", bed.table);
+}
+
+#[test]
 fn a_manager_that_starts_amid_a_move_goes_on_with_it() {
     let mut bed = Bed::new("fence: Server, targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 2}");
     bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];
