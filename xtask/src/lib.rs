@@ -36,3 +36,4 @@ pub mod fuzz;
 
 pub mod test;
 pub mod bench;
+pub mod torture;

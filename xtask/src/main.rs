@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use xtask::setup::Purpose;
-use xtask::{bench, build_ebpf, demo, docs, fuzz, images, lint, node, setup, test, tools, user_cluster};
+use xtask::{bench, build_ebpf, demo, docs, fuzz, images, lint, node, setup, test, tools, torture, user_cluster};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -53,6 +53,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
     Bench(bench::Options),
+    /// Move shares under load while processes are paused and killed at random, and judge by the audit logs (root)
+    Torture(torture::Options),
 }
 
 /// The folder of this crate, when it was built.
@@ -88,6 +90,7 @@ fn main() -> Result<ExitCode> {
         }
         Command::Fuzz(options) => fuzz::run_targets(&options)?,
         Command::Bench(options) => bench::run_benches(&options)?,
+        Command::Torture(options) => return torture::run_handovers(&options),
     }
     Ok(ExitCode::SUCCESS)
 }

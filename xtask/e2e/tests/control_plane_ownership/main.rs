@@ -1,0 +1,17 @@
+//! Ownership that moves between the pods of an operator that runs, judged by the audit logs of two API servers.
+//!
+//! Real are the API servers, the managers, the proxies and the operators; the pods are objects, of which the test says
+//! what kubelet would. Needs root: all of it is in a network of its own.
+#![allow(clippy::large_futures, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod bed;
+mod enrolment;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod leaving_pods;
+mod load;
+mod moves;
+mod pods;
+mod process;
+mod torture;
