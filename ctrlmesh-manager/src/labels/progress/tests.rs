@@ -163,7 +163,7 @@ fn a_kind_that_ends_without_a_pass_covers_nothing() {
 }
 
 #[test]
-fn a_new_leader_believes_the_status_until_an_object_lacks_labels() {
+fn a_new_leader_believes_the_status_until_labels_are_missing() {
     let (gauge, progress) = (Gauge::default(), Progress::default());
     let mut config = root();
     let condition = serde_json::json!({"type": CONDITION, "status": "True", "reason": "Complete", "message": "",

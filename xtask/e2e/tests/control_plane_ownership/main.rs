@@ -3,6 +3,7 @@
 //! Real are the API servers, the managers, the proxies and the operators; the pods are objects, of which the test says
 //! what kubelet would. Needs root: all of it is in a network of its own.
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
+#![allow(clippy::print_stderr, reason = "what a failed test needs, beside its error")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod bed;

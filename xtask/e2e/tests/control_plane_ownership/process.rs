@@ -61,9 +61,12 @@ impl Process {
     /// Sends a signal, where it runs.
     pub(crate) fn send(&self, signal: Signal) -> Result<()> {
         let run = lock(&self.0);
-        let Some(child) = &run.child else { return Ok(()) };
-        // It may have ended by itself; as long as nobody has waited for it, its number is nobody else's.
-        Ok(signal::kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+        if let Some(child) = &run.child {
+            // It may have ended by itself; as long as nobody has waited for it, its number is nobody else's.
+            signal::kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
+        }
+        drop(run);
+        Ok(())
     }
 
     /// Kills it, also where it is stopped.
