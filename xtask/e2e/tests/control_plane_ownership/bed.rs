@@ -266,8 +266,8 @@ impl Bed {
         .await
     }
 
-    /// Ends the load, waits until all is worked on, ends all pods, and judges; no slot may have been nobody's for longer
-    /// than `bound`.
+    /// Ends the load, waits until all is worked on, ends all pods, and judges; no slot may have been nobody's for
+    /// longer than `bound`.
     pub(crate) async fn verdict(&mut self, load: Load, bound: Duration) -> Result<Verdict> {
         load.finish().await?;
         let all_done = self.until_none_missed().await;
