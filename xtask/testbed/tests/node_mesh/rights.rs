@@ -56,7 +56,7 @@ const DENIED_TO_THE_MANAGER: [&str; 16] = [
     "get namespace/default",
     "patch namespace/default",
     "get configmap/ctrlmesh-root-ca -n default",
-    "get configmap/ctrlmesh-sharding-resource -n ctrlmesh-system",
+    "get configmap/ctrlmesh-fence.ops.op -n default",
     "patch websites --all-namespaces",
     "impersonate serviceaccount/default -n ctrlmesh-system",
     "impersonate serviceaccount/ctrlmesh-manager-background -n default",
