@@ -206,14 +206,13 @@ pub struct Root {
     /// Absent: `Proxy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<FenceMode>,
-    /// What happens to a replica that loses objects: with `Splice` its watches show them as deleted, with `Restart` the
-    /// node's proxy restarts its containers instead. A proxy inside the pod cannot restart, and splices. Default
-    /// `Splice`.
+    /// Absent: `Splice`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_loss: Option<OnLoss>,
 }
 
-/// What happens to a replica that loses objects.
+/// What happens to a replica that loses objects: with `Splice` its watches show them as deleted, with `Restart` the
+/// node's proxy restarts its containers instead. A proxy inside the pod cannot restart, and splices. Default `Splice`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnLoss {
     /// It sees them deleted.

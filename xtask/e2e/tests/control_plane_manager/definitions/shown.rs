@@ -135,13 +135,15 @@ fn rows() -> [Row; 4] {
             manifest: json!({"metadata": {"name": "a"}, "spec": {"root": {
                 "prefix": "a", "targetStatefulSet": "a", "auto": {"shardingSize": 2, "everyShardReplicas": 1}}}}),
             status: json!({"isRoot": true, "epoch": 7, "root": {"childShardingConfigs": ["a-1-normal", "a-2-normal"]},
-                "conditions": [condition("Degraded", "Unknown"), condition("Accepted", "True"), condition("Programmed", "False")]}),
+                "conditions": [condition("Degraded", "Unknown"), condition("Accepted", "True"), condition("Programmed", "False"), condition("Settled", "True")]}),
             cells: json!([
                 ["Root", true],
                 ["Shards", r#"["a-1-normal","a-2-normal"]"#],
                 ["Epoch", 7],
                 ["Accepted", "True"],
-                ["Programmed", "False"]
+                ["Programmed", "False"],
+                ["Settled", "True"],
+                ["Degraded", "Unknown"]
             ]),
         },
     ]
