@@ -55,8 +55,8 @@ impl Bed {
 
 /// What the fences are for, and that the witness sees it.
 #[tokio::test]
-async fn without_a_fence_two_owners_write_a_moved_slice() -> Result<()> {
-    let test = "without_a_fence_two_owners_write_a_moved_slice";
+async fn without_a_fence_the_former_owner_writes_on() -> Result<()> {
+    let test = "without_a_fence_the_former_owner_writes_on";
     let Some(mut bed) = Bed::start(test).await? else { return Ok(()) };
     bed.sharded("Off", &UNCACHED).await?;
     let slots = slice(5)?;
@@ -65,7 +65,7 @@ async fn without_a_fence_two_owners_write_a_moved_slice() -> Result<()> {
     let moved = teams_of(&slice(0)?.symmetric_difference(&slots).copied().collect());
     bed.until_written(&moved, 8).await?;
     let verdict = bed.judge()?;
-    ensure!(!verdict.late.is_empty() && !verdict.shared.is_empty(), "{verdict}");
+    ensure!(!verdict.late.is_empty(), "{verdict}");
     ensure!(verdict.late.iter().all(|fault| moved.contains(&fault.object.namespace)), "only what moved: {verdict}");
     bed.is_judged = true;
     Ok(())

@@ -167,7 +167,7 @@ async fn two_managers_asked_at_once_give_no_shard_twice() {
     let leader = eventually("a leader", async || leader(&replicas).await).await;
     let mut first = replicas.remove(leader);
     let mut follower = replicas.remove(0);
-    soon("it to be told", follower.program().until_logged("tells the leader")).await;
+    soon("it to be told", follower.program().until_logged("receipts go to the leader")).await;
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let data = secrets.get("ctrlmesh-ca").await.unwrap().data.unwrap();
     let believed = String::from_utf8(data["manager.crt"].0.clone()).unwrap();

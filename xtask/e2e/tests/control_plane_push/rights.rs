@@ -25,7 +25,7 @@ use tempfile::TempDir;
 
 use crate::audit::{PROGRAM, requests};
 use crate::bed::{AUDIENCE, PATIENCE, eventually};
-use crate::full::{OPERATOR, SYSTEM, divide, world};
+use crate::full::{OPERATOR, ROOT, SYSTEM, divide, world};
 use crate::process::Replica;
 use crate::token::{self, TestPod};
 
@@ -259,8 +259,9 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
         asked(cluster).0.iter().any(told).then_some(())
     })
     .await;
-    // Nothing is listed any more: nothing labels at once.
+    // Nothing is listed any more, and no root names anything: nothing labels at once.
     list(client, "").await;
+    shards.delete(ROOT, &DeleteParams::default()).await.unwrap();
     [first, second]
 }
 
@@ -282,13 +283,14 @@ async fn fences(client: &Client) {
             let status = Patch::Merge(json!({"status": {"ownership": table}}));
             roots.patch_status(name, &PatchParams::default(), &status).await.unwrap();
         };
-        eventually("a fence", async || {
+        let tables: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
+        eventually("a fence with its table", async || {
             // The managers may write the status at the same moment.
             table(1).await;
-            bindings.get_opt(&policy).await.unwrap()
+            bindings.get_opt(&policy).await.unwrap()?;
+            tables.get_opt(&policy).await.unwrap()
         })
         .await;
-        let tables: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
         eventually("the next table", async || {
             table(1000).await;
             let data = tables.get_opt(&policy).await.unwrap()?.data?;
