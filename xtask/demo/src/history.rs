@@ -253,7 +253,11 @@ pub(crate) mod tests {
 
     pub(crate) fn write_in(namespace: &str, second: i64, pod: &str, name: &str) -> Event {
         let (resource, namespace) = (websites(), namespace.to_owned());
-        event(second, pod, Request::Write(Object { resource, namespace, name: name.to_owned() }))
+        write_of(Object { resource, namespace, name: name.to_owned() }, second, pod)
+    }
+
+    pub(crate) fn write_of(object: Object, second: i64, pod: &str) -> Event {
+        event(second, pod, Request::Write(object))
     }
 
     pub(crate) fn history(events: impl IntoIterator<Item = Event>) -> AuditHistory {

@@ -1,15 +1,20 @@
 //! Checks that only replicas of the owning shard changed an object.
 //!
 //! Pure: asks the history, of the objects in the namespaces that have work: those that an operator keeps for itself, as
-//! its lock, say nothing of the work.
+//! its lock, say nothing of the work. Events say nothing of it either.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
 
+use crate::audit::Object;
 use crate::history::{AuditHistory, Conflict, Span, Write};
 use crate::view::{Table, World};
+
+/// The groups that serve Events. An Event records what was done before, and belongs to no share, so that no fence
+/// refuses it. client-go's recorder sends it from a queue: it may arrive after the object has moved.
+const EVENT_GROUPS: [&str; 2] = ["", "events.k8s.io"];
 
 /// Which shard each replica is of.
 pub(crate) type Shards = BTreeMap<String, String>;
@@ -46,14 +51,20 @@ impl<'a> WriteCheck<'a> {
 
     /// The changes in a span.
     pub(crate) fn writes(&self, span: &Span) -> impl Iterator<Item = &'a Write> {
-        self.history.writes(span).filter(|write| self.spaces.contains(write.object.namespace.as_str()))
+        self.history.writes(span).filter(|write| self.is_work(&write.object))
     }
 
     /// The objects that `ask` finds in the history.
     pub(crate) fn conflicts(&self, ask: impl Fn(&AuditHistory) -> Vec<Conflict>) -> Vec<Conflict> {
         let mut conflicts = ask(self.history);
-        conflicts.retain(|conflict| self.spaces.contains(conflict.object.namespace.as_str()));
+        conflicts.retain(|conflict| self.is_work(&conflict.object));
         conflicts
+    }
+
+    fn is_work(&self, object: &Object) -> bool {
+        let resource = &object.resource;
+        let is_event = resource.plural == "events" && EVENT_GROUPS.contains(&&*resource.group);
+        !is_event && self.spaces.contains(object.namespace.as_str())
     }
 
     /// That something was changed, and no object by two replicas, in a span in which nothing moves.

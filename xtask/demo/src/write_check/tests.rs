@@ -1,8 +1,8 @@
 use std::cell::RefCell;
 
 use super::*;
-use crate::audit::Event;
-use crate::history::tests::{at, history, write_in};
+use crate::audit::{Event, Resource};
+use crate::history::tests::{at, history, write_in, write_of};
 
 /// A namespace of the first shard, one of the second, and one that moves from the first to the second.
 const SPACES: [&str; 3] = ["first", "second", "moves"];
@@ -70,6 +70,30 @@ fn late_writes_of_the_old_owner_are_counted_and_bounded() {
     let error = with(1).unwrap_err().to_string();
     assert!(error.contains("knew the last epoch: ["), "{error}");
     assert!(with(2).is_ok());
+}
+
+#[test]
+fn a_late_event_of_the_old_owner_is_no_fault() {
+    // `x` and `y` both write in two namespaces once all know that these are `y`'s: more than one worker can be at.
+    let late = |group: &str, plural: &str| {
+        let write = |second, pod, namespace: &str| {
+            let resource = Resource::new(group, plural);
+            write_of(Object { resource, namespace: namespace.to_owned(), name: "1".to_owned() }, second, pod)
+        };
+        let mut world = world();
+        world.spaces.insert("other".to_owned());
+        let spaces = ["moves", "other"];
+        let history = history(spaces.into_iter().flat_map(|space| [write(6, "y", space), write(7, "x", space)]));
+        let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
+        let to_second = |_: &str| vec!["second".to_owned()];
+        let check = WriteCheck::of(&world, &history);
+        let span = at(0)..at(9);
+        let moved = check.moved(&span, at(5), &replicas(), all_move, 1).is_ok();
+        assert_eq!(moved, check.own(&span, &replicas(), to_second).is_ok());
+        moved
+    };
+    assert!(late("", "events") && late("events.k8s.io", "events"));
+    assert!(!late("", "configmaps") && !late("web.example.com", "events"));
 }
 
 #[test]
