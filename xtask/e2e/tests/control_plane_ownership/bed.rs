@@ -95,6 +95,7 @@ impl Bed {
             _entered: entered,
             _network: network,
         };
+        bed.until_servers_are_known(addresses.len()).await?;
         bed.build_operator()?;
         harness::install(&bed.client).await?;
         bed.world().await?;
@@ -106,6 +107,21 @@ impl Bed {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.plane.folder().join(name)
+    }
+
+    /// Waits until every API server is an endpoint. One that comes later gets the mesh a new authority, which operators
+    /// that run do not believe.
+    async fn until_servers_are_known(&self, servers: usize) -> Result<()> {
+        let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+        let slices = format!("{slices}?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes");
+        self.until("all API servers to be endpoints", async || {
+            let slices = self.list(&slices).await?;
+            let endpoints = slices.iter().flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten());
+            let known = endpoints.filter(|endpoint| endpoint["addresses"].is_array()).count();
+            ensure!(known >= servers, "{known} of {servers}");
+            Ok(())
+        })
+        .await
     }
 
     /// The example operator, built as its image does, so that Go has the packages already.

@@ -17,6 +17,8 @@ pub(super) struct Tables {
 /// What the root said from one of its versions on.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
+    /// The UID of the root: one that is made again counts its epochs from the start.
+    root: String,
     /// The version of the root that said it first.
     version: u64,
     /// It was written between these.
@@ -103,13 +105,19 @@ impl Table {
     pub(super) fn epoch(&self) -> u64 {
         self.says.as_ref().map_or(0, |table| table.epoch)
     }
+
+    /// The epoch, of which root.
+    pub(super) fn epoch_of_root(&self) -> (&str, u64) {
+        (&self.root, self.epoch())
+    }
 }
 
 fn table(write: &Write) -> Option<Table> {
     let Write { made, received, answered, .. } = write;
-    let of = |version, says| Table { version, received: *received, answered: *answered, says };
     let version = write.version?;
     let meta = &made["metadata"];
+    let root = meta["uid"].as_str().unwrap_or_default().to_owned();
+    let of = |version, says| Table { root, version, received: *received, answered: *answered, says };
     let has_finalizers = meta["finalizers"].as_array().is_some_and(|all| !all.is_empty());
     if meta["deletionTimestamp"].is_string() && !has_finalizers {
         return Some(of(version, None));

@@ -13,12 +13,17 @@ const PODS: [(&str, &str); 3] = [("a-0", "op-a"), ("b-0", "op-b"), ("old-0", "un
 /// A bound that none of these logs keeps a slot unowned for, unless it is the test's point.
 const BOUND: Duration = Duration::from_secs(5);
 
-struct Log(Vec<Value>);
+#[derive(Default)]
+struct Log {
+    lines: Vec<Value>,
+    /// How often the root was made again.
+    root: usize,
+}
 
 impl Log {
     /// The object is of `op-a` in epoch 1 (version 10, second 10), of nobody in 2 (version 20), of `op-b` in 3 (30).
     fn of_a_move() -> Self {
-        let mut log = Self(Vec::new());
+        let mut log = Self::default();
         log.table(10, 1, Some("op-a"), None);
         log.table(20, 2, None, Some("op-a"));
         log.table(22, 3, Some("op-b"), None);
@@ -47,7 +52,8 @@ impl Log {
         }
         let root = json!({"resource": "shardingconfigs", "apiGroup": "ctrlmesh.kusionstack.io", "namespace": "ops",
             "name": "op-root", "subresource": "status"});
-        let made = json!({"metadata": {"resourceVersion": version.to_string()}, "status": {"ownership": table}});
+        let uid = self.root.to_string();
+        let made = json!({"metadata": {"resourceVersion": version.to_string(), "uid": uid}, "status": {"ownership": table}});
         self.line(version, &root, ("manager", None), Some(&made));
     }
 
@@ -67,8 +73,8 @@ impl Log {
                 "authentication.kubernetes.io/pod-uid": [format!("uid-{pod}")]})
         });
         let at = jiff::Timestamp::from_second(second).unwrap().to_string();
-        self.0.push(json!({"kind": "Event", "apiVersion": "audit.k8s.io/v1", "stage": "ResponseComplete",
-            "auditID": self.0.len().to_string(), "verb": if made.is_some() { "patch" } else { "delete" },
+        self.lines.push(json!({"kind": "Event", "apiVersion": "audit.k8s.io/v1", "stage": "ResponseComplete",
+            "auditID": self.lines.len().to_string(), "verb": if made.is_some() { "patch" } else { "delete" },
             "requestURI": "/x", "user": {"username": format!("system:serviceaccount:ops:{user}"), "extra": extra.unwrap_or(json!({}))},
             "objectRef": of, "responseStatus": {"code": 200}, "responseObject": made,
             "requestReceivedTimestamp": at, "stageTimestamp": at}));
@@ -83,7 +89,7 @@ impl Log {
             resources: ["configmaps".to_owned()].into(),
             hash: NamespaceHash::default(),
         });
-        let (even, odd): (Vec<_>, Vec<_>) = (0..).zip(&self.0).partition(|(number, _)| number % 2 == 0);
+        let (even, odd): (Vec<_>, Vec<_>) = (0..).zip(&self.lines).partition(|(number, _)| number % 2 == 0);
         even.into_iter().chain(odd).for_each(|(_, line)| witness.hear(&line.to_string()));
         witness.verdict()
     }
@@ -173,7 +179,7 @@ fn writes_are_ordered_by_version_and_not_by_time() {
     log.write(21, "a-0");
     // The other API server answered late.
     for field in ["requestReceivedTimestamp", "stageTimestamp"] {
-        log.0.last_mut().unwrap()[field] = json!("1970-01-01T00:00:29Z");
+        log.lines.last_mut().unwrap()[field] = json!("1970-01-01T00:00:29Z");
     }
     log.write(23, "b-0");
     log.is_clean();
@@ -197,7 +203,7 @@ fn of_two_with_one_version_the_owner_made_it() {
     log.write(23, "a-0");
     log.write(23, "b-0");
     // Answered later.
-    log.0.last_mut().unwrap()["stageTimestamp"] = json!("1970-01-01T00:00:24Z");
+    log.lines.last_mut().unwrap()["stageTimestamp"] = json!("1970-01-01T00:00:24Z");
     log.is_clean();
     assert_eq!(log.verdict().ambiguous, 1);
 }
@@ -230,9 +236,9 @@ fn refusals_and_dry_runs_are_no_writes() {
     let mut log = Log::of_a_move();
     log.write(23, "b-0");
     log.write(24, "a-0");
-    log.0.last_mut().unwrap()["responseStatus"]["code"] = json!(403);
+    log.lines.last_mut().unwrap()["responseStatus"]["code"] = json!(403);
     log.write(25, "a-0");
-    log.0.last_mut().unwrap()["requestURI"] = json!("/x?fieldManager=y&dryRun=All");
+    log.lines.last_mut().unwrap()["requestURI"] = json!("/x?fieldManager=y&dryRun=All");
     log.is_clean();
 }
 
@@ -244,12 +250,12 @@ fn a_log_without_writes_proves_nothing() {
 
 #[test]
 fn a_pinned_or_a_taken_namespace_counts_before_its_slot() {
-    let mut log = Log(Vec::new());
+    let mut log = Log::default();
     log.table_with(10, json!({"epoch": 1, "namespaces": {"shop": "op-b"}}), Some("op-a"), None);
     log.write(11, "b-0");
     log.is_clean();
     log.table_with(20, json!({"epoch": 2}), Some("op-a"), None);
-    let table = &mut log.0.last_mut().unwrap()["responseObject"]["status"]["ownership"];
+    let table = &mut log.lines.last_mut().unwrap()["responseObject"]["status"]["ownership"];
     table["revoked"] = json!({"epoch": 2, "namespaces": {"shop": "op-b"}});
     log.write(21, "b-0");
     log.is_clean();
@@ -263,13 +269,23 @@ fn without_a_root_nothing_is_anybodys() {
     log.table(30, 4, Some("unsharded"), None);
     log.write(31, "old-0");
     log.table(32, 4, Some("unsharded"), None);
-    let made = &mut log.0.last_mut().unwrap()["responseObject"];
+    let made = &mut log.lines.last_mut().unwrap()["responseObject"];
     made["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:00:32Z");
     log.write(33, "a-0");
     log.is_clean();
     log.table(40, 5, Some("op-b"), None);
     log.write(41, "old-0");
     assert_eq!(log.faults(), [0, 1, 0]);
+}
+
+#[test]
+fn a_root_that_is_made_again_counts_its_epochs_anew() {
+    let mut log = Log::of_a_move();
+    log.write(23, "b-0");
+    log.root += 1;
+    log.table(40, 3, Some("op-a"), None);
+    log.write(41, "a-0");
+    assert!(log.verdict().shared.is_empty(), "epoch 3 of another root");
 }
 
 #[test]

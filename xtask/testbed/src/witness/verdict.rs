@@ -213,7 +213,7 @@ fn by_table(write: &Write, author: &Author, table: &Table, tables: &Tables) -> F
 
 /// Each epoch in which two owners wrote the object of these writes.
 fn shared(writes: &[&Write], tables: &Tables) -> Vec<Fault> {
-    let mut epochs: BTreeMap<u64, Vec<(&str, &Write)>> = BTreeMap::new();
+    let mut epochs: BTreeMap<(&str, u64), Vec<(&str, &Write)>> = BTreeMap::new();
     for write in writes {
         let table = write.version.and_then(|version| tables.at(version));
         let (Some(table), Some(author)) = (table, &write.author) else { continue };
@@ -221,7 +221,7 @@ fn shared(writes: &[&Write], tables: &Tables) -> Vec<Fault> {
             continue;
         }
         let owner = table.writes_for(author).unwrap_or(author.pod.as_str());
-        let owners = epochs.entry(table.epoch()).or_default();
+        let owners = epochs.entry(table.epoch_of_root()).or_default();
         if owners.iter().all(|(known, _)| *known != owner) {
             owners.push((owner, write));
         }
