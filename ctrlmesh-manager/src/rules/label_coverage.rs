@@ -81,11 +81,6 @@ impl LabelCoverages {
     pub fn of(&self, root: &str) -> Option<&LabelCoverage> {
         self.0.get(root)
     }
-
-    /// Whether slots of `root` (`NAMESPACE/NAME`) may be granted. What is not known is not permitted.
-    pub fn permits_grants(&self, root: &str) -> bool {
-        self.of(root).is_some_and(LabelCoverage::permits_grants)
-    }
 }
 
 impl FromIterator<(String, LabelCoverage)> for LabelCoverages {
@@ -170,13 +165,11 @@ mod tests {
     #[test]
     fn a_gap_stops_grants_until_all_was_labelled_once() {
         let gap = Some(LabelGap::Failed("x".to_owned()));
-        let coverage =
-            |established, gap: &Option<LabelGap>| LabelCoverage { established, gap: gap.clone(), needed: Vec::new() };
-        let of = |coverage| LabelCoverages::from_iter([("ops/a".to_owned(), coverage)]);
-        assert!(of(coverage(false, &None)).permits_grants("ops/a"));
-        assert!(of(coverage(true, &gap)).permits_grants("ops/a"));
-        assert!(!of(coverage(false, &gap)).permits_grants("ops/a"));
-        assert!(!of(coverage(false, &None)).permits_grants("ops/b"), "nothing is known of it");
+        let permits = |established, gap: &Option<LabelGap>| {
+            LabelCoverage { established, gap: gap.clone(), needed: Vec::new() }.permits_grants()
+        };
+        assert!(permits(false, &None) && permits(true, &gap));
+        assert!(!permits(false, &gap));
     }
 
     #[test]
