@@ -116,6 +116,10 @@ impl Times {
         acknowledge_within: Duration,
         now: Instant,
     ) -> (Evidences, Option<Instant>) {
+        if roots(plan).next().is_none() {
+            *self = Self::default();
+            return (Evidences::new(), None);
+        }
         let pods = plan.snapshot.members.iter().chain(plan.snapshot.unenrolled.values().flatten());
         let (ended, existing): (Vec<_>, Vec<_>) = pods.partition(|pod| pod.stopped);
         let existing: BTreeSet<&str> = existing.into_iter().map(|pod| pod.uid.as_str()).collect();

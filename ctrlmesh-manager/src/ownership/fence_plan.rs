@@ -4,6 +4,7 @@
 //! operator's pods: before that it would refuse all of them. The policy of [`informer_policy`] is written before the
 //! first of them, and never removed.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
@@ -61,8 +62,10 @@ pub struct FencePlan {
 pub fn plan(snapshot: &Snapshot, existing: &Existing, home: &str) -> FencePlan {
     let mut plan = FencePlan::default();
     let mut kept = BTreeSet::new();
-    let (policy, binding) = informer_policy::objects(home);
-    let informer = missing(policy, binding, existing, informer_policy::NAME);
+    let informer = LazyCell::new(|| {
+        let (policy, binding) = informer_policy::objects(home);
+        missing(policy, binding, existing, informer_policy::NAME)
+    });
     for (root, rule) in snapshot.configs.iter().filter_map(fenced) {
         let key = format!("{}/{}", namespace(root), name(root));
         if is_over(root) {

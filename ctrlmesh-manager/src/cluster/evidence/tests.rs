@@ -78,3 +78,14 @@ fn a_pod_that_was_seen_to_end_is_gone_at_once() {
     let (found, _) = gathered(&mut Times::default(), &plan, receipt, *START);
     assert!(found["ops/op"].evidence.pods["lost"].gone);
 }
+
+#[test]
+fn nothing_is_remembered_while_no_root_is_fenced() {
+    let mut times = Times::default();
+    let receipt = || InForce { uid: String::new(), digest: 0 };
+    gathered(&mut times, &plan(), receipt(), *START);
+    assert!(!times.missing_since.is_empty() && !times.revoked_since.is_empty());
+    let (found, due) = gathered(&mut times, &Plan::default(), receipt(), *START + WITHIN);
+    assert!(found.is_empty() && due.is_none());
+    assert!(times.missing_since.is_empty() && times.revoked_since.is_empty());
+}
