@@ -3,6 +3,7 @@
 pub mod fence_state;
 pub mod fence_names;
 pub mod fence_table;
+mod admission_policy;
 pub mod fence_policy;
 pub mod informer_policy;
 pub mod fence_plan;

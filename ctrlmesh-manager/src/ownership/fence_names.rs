@@ -6,7 +6,7 @@ use ctrlmesh_common::names::{self, label};
 use ctrlmesh_common::slots;
 
 /// Begins the names of all of them.
-const PREFIX: &str = "ctrlmesh-fence";
+pub(super) const PREFIX: &str = "ctrlmesh-fence";
 
 /// Name of a fence's policy, its binding and its table. No namespace has a dot, so no two roots have the same.
 pub fn object_name(namespace: &str, root: &str) -> String {

@@ -15,11 +15,12 @@ use ctrlmesh_common::api::{RelatedResources, Root, ShardingConfig};
 use ctrlmesh_common::names::{self, GROUP, annotation};
 use ctrlmesh_common::slots::{self, COUNT};
 use k8s_openapi::api::admissionregistration::v1::{
-    MatchCondition, MatchResources, ParamKind, ParamRef, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-    ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
+    MatchCondition, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicySpec,
+    Validation,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::admission_policy;
 use super::fence_names::{labels, object_name};
 use super::fence_table::{self, EPOCH, PODS, REVOKED, SLOTS, UID};
 
@@ -112,17 +113,7 @@ impl Fence {
         let text = serde_json::to_string(&self.spec("")).unwrap_or_default();
         let revision = format!("{:016x}", slots::fnv1a(text.as_bytes()));
         let spec = self.spec(&revision);
-        let binding = ValidatingAdmissionPolicyBindingSpec {
-            policy_name: name.clone(),
-            param_ref: Some(ParamRef {
-                name: Some(name.clone()),
-                namespace: Some(self.home.clone()),
-                parameter_not_found_action: Some("Allow".to_owned()),
-                selector: None,
-            }),
-            validation_actions: vec!["Deny".to_owned()],
-            match_resources: None,
-        };
+        let binding = admission_policy::binding_spec(&name, &self.home);
         let metadata = metadata(name, &self.namespace, &self.root);
         FenceObjects {
             revision: format!("{revision}.{}", self.uid),
@@ -131,19 +122,12 @@ impl Fence {
         }
     }
 
-    /// Every field is set that the API server would set by itself, so that what is read back is equal.
     fn spec(&self, revision: &str) -> ValidatingAdmissionPolicySpec {
         let (rules, excluded) = resources::rules(&self.limited, &self.root);
         ValidatingAdmissionPolicySpec {
             failure_policy: Some("Fail".to_owned()),
-            param_kind: Some(ParamKind { api_version: Some("v1".to_owned()), kind: Some("ConfigMap".to_owned()) }),
-            match_constraints: Some(MatchResources {
-                match_policy: Some("Equivalent".to_owned()),
-                namespace_selector: Some(LabelSelector::default()),
-                object_selector: Some(LabelSelector::default()),
-                resource_rules: Some(rules),
-                exclude_resource_rules: (!excluded.is_empty()).then_some(excluded),
-            }),
+            param_kind: Some(admission_policy::param_kind()),
+            match_constraints: Some(admission_policy::matching(rules, excluded)),
             match_conditions: Some(vec![MatchCondition {
                 name: "is-the-operator-or-a-probe".to_owned(),
                 expression: format!("({}) || ({})", self.is_operator(), self.is_probe()),

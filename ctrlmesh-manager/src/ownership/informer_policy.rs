@@ -7,13 +7,16 @@
 
 use ctrlmesh_common::names::{GROUP, VERSION};
 use k8s_openapi::api::admissionregistration::v1::{
-    MatchResources, NamedRuleWithOperations, ParamKind, ParamRef, ValidatingAdmissionPolicy,
-    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
+    NamedRuleWithOperations, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingAdmissionPolicySpec, Validation,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::admission_policy;
+use super::fence_names::PREFIX;
 
 /// Of the policy and its binding. The names of fences go on with a dot.
-pub const NAME: &str = "ctrlmesh-fence";
+pub const NAME: &str = PREFIX;
 
 /// A resource that is not there.
 const NO_RESOURCE: &str = "fences";
@@ -23,41 +26,19 @@ const NO_RESOURCE: &str = "fences";
 pub fn objects(home: &str) -> (ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding) {
     let metadata = || ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
     let policy = ValidatingAdmissionPolicy { metadata: metadata(), spec: Some(policy_spec()), status: None };
-    let param_ref = ParamRef {
-        name: Some(NAME.to_owned()),
-        namespace: Some(home.to_owned()),
-        parameter_not_found_action: Some("Allow".to_owned()),
-        selector: None,
-    };
-    let spec = ValidatingAdmissionPolicyBindingSpec {
-        policy_name: NAME.to_owned(),
-        param_ref: Some(param_ref),
-        validation_actions: vec!["Deny".to_owned()],
-        match_resources: None,
-    };
+    let spec = admission_policy::binding_spec(NAME, home);
     (policy, ValidatingAdmissionPolicyBinding { metadata: metadata(), spec })
 }
 
-/// Every field is set that the API server would set by itself, so that what is read back is equal.
 fn policy_spec() -> ValidatingAdmissionPolicySpec {
     let rule = NamedRuleWithOperations {
-        api_groups: Some(vec![GROUP.to_owned()]),
         api_versions: Some(vec![VERSION.to_owned()]),
-        operations: Some(vec!["CREATE".to_owned()]),
-        resource_names: None,
-        resources: Some(vec![NO_RESOURCE.to_owned()]),
-        scope: Some("*".to_owned()),
+        ..admission_policy::rule(vec![GROUP.to_owned()], vec![NO_RESOURCE.to_owned()], &["CREATE"])
     };
     ValidatingAdmissionPolicySpec {
         failure_policy: Some("Ignore".to_owned()),
-        param_kind: Some(ParamKind { api_version: Some("v1".to_owned()), kind: Some("ConfigMap".to_owned()) }),
-        match_constraints: Some(MatchResources {
-            match_policy: Some("Equivalent".to_owned()),
-            namespace_selector: Some(LabelSelector::default()),
-            object_selector: Some(LabelSelector::default()),
-            resource_rules: Some(vec![rule]),
-            exclude_resource_rules: None,
-        }),
+        param_kind: Some(admission_policy::param_kind()),
+        match_constraints: Some(admission_policy::matching(vec![rule], Vec::new())),
         validations: Some(vec![Validation { expression: "true".to_owned(), ..Validation::default() }]),
         match_conditions: None,
         variables: None,

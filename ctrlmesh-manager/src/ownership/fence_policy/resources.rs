@@ -4,14 +4,13 @@ use ctrlmesh_common::api::RelatedResources;
 use ctrlmesh_common::names::{GROUP, VERSION};
 use k8s_openapi::api::admissionregistration::v1::NamedRuleWithOperations;
 
+use crate::ownership::admission_policy::{ALL, rule};
+
 /// The plural of the root's own kind.
 pub(super) const ROOTS: &str = "shardingconfigs";
 
 /// Kinds that leader election uses, by group and plural.
 pub(super) const LOCKS: [(&str, &str); 3] = [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
-
-/// Stands for every group or resource.
-const ALL: &str = "*";
 
 /// Verbs that write.
 const WRITES: [&str; 3] = ["CREATE", "UPDATE", "DELETE"];
@@ -72,15 +71,4 @@ fn excluded(limited: &[RelatedResources]) -> Vec<NamedRuleWithOperations> {
     let exempt = exempt.map(|(group, plural)| rule(vec![(*group).to_owned()], vec![(*plural).to_owned()], &WRITES));
     let of_nothing = VIRTUAL.map(str::to_owned).to_vec();
     exempt.chain([rule(of_nothing, vec!["*/*".to_owned()], &WRITES)]).collect()
-}
-
-fn rule(groups: Vec<String>, resources: Vec<String>, operations: &[&str]) -> NamedRuleWithOperations {
-    NamedRuleWithOperations {
-        api_groups: Some(groups),
-        api_versions: Some(vec![ALL.to_owned()]),
-        operations: Some(operations.iter().map(|one| (*one).to_owned()).collect()),
-        resources: Some(resources),
-        resource_names: None,
-        scope: Some(ALL.to_owned()),
-    }
 }
