@@ -378,24 +378,9 @@ fn name(pod: &PodId) -> PodName {
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::policy::PodPolicy;
-    use ctrlmesh_common::wire::PodEntry;
 
+    use super::apply::tests::{entry, epochs, update};
     use super::*;
-
-    fn entry(name: &str, uid: &str, policy: &str) -> PodEntry {
-        let pod = PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: uid.to_owned() };
-        let digest = ctrlmesh_common::wire::digest(policy.as_bytes());
-        let (operator, policy) = ("ns/op".to_owned(), policy.to_owned().into());
-        PodEntry { pod: Some(pod), digest, policy, operator, version: 1 }
-    }
-
-    fn update(policies: &[PodEntry]) -> Update {
-        Update { policies: policies.to_vec(), ..Update::default() }
-    }
-
-    fn epochs(policies: &PodPolicies) -> Vec<(&str, u64)> {
-        policies.iter().map(|(pod, kept)| (pod.name.as_str(), kept.policy.epoch)).collect()
-    }
 
     #[tokio::test]
     async fn an_equal_policy_is_no_change() {
