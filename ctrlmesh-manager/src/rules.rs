@@ -1,5 +1,6 @@
 //! Turns ShardingConfigs and pods into policies, without any I/O.
 
+pub mod object_name;
 pub mod pod;
 pub mod validate;
 pub mod shard;

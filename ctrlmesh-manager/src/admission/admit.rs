@@ -21,6 +21,7 @@ use crate::cluster::cache::Snapshot;
 use crate::labels::{self, KindList, NamedResources, Scope};
 use crate::rules::label_coverage::VERBS;
 use crate::rules::label_scheme::Scheme;
+use crate::rules::object_name;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, Labelling};
 use crate::rules::validate::{self, Report};
@@ -215,7 +216,7 @@ fn of_config(
 
 /// Checks a ShardingConfig by itself, and against other ShardingConfigs, pods, served and labelled resources.
 fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
-    let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = object_name::namespace(&config.metadata);
     let near = snapshot.configs.iter().filter(|other| {
         other.metadata.namespace.as_deref() == Some(namespace) && other.metadata.deletion_timestamp.is_none()
     });

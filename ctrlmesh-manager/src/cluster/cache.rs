@@ -30,6 +30,7 @@ use crate::drain::Drain;
 use crate::rules::compile::World;
 use crate::rules::evidence::Evidences;
 use crate::rules::label_scheme::{Scheme, SchemeError};
+use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member, SetInfo};
 use crate::rules::shard::Labelling;
 use crate::telemetry;
@@ -118,14 +119,14 @@ impl Cache {
             |state| &mut state.configs,
             |mut config| {
                 config.metadata.managed_fields = None;
-                (full_name(&config), config)
+                (full_name(&config.metadata), config)
             },
         ));
         let pods = this().note_stopped(watcher(Api::<Pod>::all(client.clone()), enrolled));
         drain.spawn_until_started(this().follow(
             pods,
             |state| &mut state.members,
-            |pod| (full_name(&pod), Member::from(&pod)),
+            |pod| (full_name(&pod.metadata), Member::from(&pod)),
         ));
         let namespaces = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
         let namespaces = watcher(namespaces, config.clone());
@@ -162,13 +163,13 @@ impl Cache {
         drain.spawn_until_started(Arc::clone(&self).follow(
             sets,
             |state| &mut state.sets,
-            |set| (full_name(&set), SetInfo::from(&set)),
+            |set| (full_name(&set.metadata), SetInfo::from(&set)),
         ));
         let deployments = watcher(Api::<Deployment>::all(client.clone()), config.clone());
         drain.spawn_until_started(self.follow(
             deployments,
             |state| &mut state.deployments,
-            |one| (full_name(&one), pod::template_account(one.spec.as_ref().map(|spec| &spec.template))),
+            |one| (full_name(&one.metadata), pod::template_account(one.spec.as_ref().map(|spec| &spec.template))),
         ));
     }
 
@@ -180,7 +181,7 @@ impl Cache {
             maps,
             |state| &mut state.listed,
             |map| {
-                let name = full_name(&map);
+                let name = full_name(&map.metadata);
                 (name, map.data.and_then(|mut all| all.remove(resource_list::KEY)).unwrap_or_default())
             },
         ));
@@ -401,13 +402,7 @@ impl State {
 }
 
 fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {
-    (full_name(&state), state.status.and_then(|status| status.labels))
-}
-
-fn full_name<K: Resource>(object: &K) -> String {
-    let meta = object.meta();
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{}/{}", part(&meta.namespace), part(&meta.name))
+    (full_name(&state.metadata), state.status.and_then(|status| status.labels))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::cluster::backoff::Backoff;
 use crate::cluster::plan::{Plan, Plans};
 use crate::rules::evidence::{self, Evidences, Observed};
 use crate::rules::fenced::is_fenced;
+use crate::rules::object_name::full_name;
 use crate::rules::pod::PodName;
 
 /// The policy that a pod's proxy has in force.
@@ -180,11 +181,7 @@ fn acknowledged(
 /// Roots that the API server fences, with their names and written tables.
 fn roots(plan: &Plan) -> impl Iterator<Item = (String, &ShardingConfig, &Ownership)> {
     let fenced = plan.snapshot.configs.iter().filter(|config| config.spec.root.as_ref().is_some_and(is_fenced));
-    fenced.filter_map(|root| {
-        let part = |part: &Option<String>| part.clone().unwrap_or_default();
-        let name = format!("{}/{}", part(&root.metadata.namespace), part(&root.metadata.name));
-        Some((name, root, root.status.as_ref()?.ownership.as_ref()?))
-    })
+    fenced.filter_map(|root| Some((full_name(&root.metadata), root, root.status.as_ref()?.ownership.as_ref()?)))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::drain::Drain;
 use crate::rules::compile::{self, Compiled, PoliciesByPod, Record};
 use crate::rules::evidence::Evidences;
 use crate::rules::fenced::is_handing_back;
+use crate::rules::object_name::full_name;
 
 /// How long changes are collected before they are compiled: a rollout brings many at once. If compiling took
 /// longer, the pause is as long as that.
@@ -44,9 +45,7 @@ impl Plan {
     pub fn waits(&self) -> bool {
         let leaving = self.snapshot.configs.iter().filter(|config| !is_handing_back(config));
         let leaving = leaving.map(|config| &config.metadata).filter(|meta| meta.deletion_timestamp.is_some());
-        let name = |text: &Option<String>| text.clone().unwrap_or_default();
-        let leaving: BTreeSet<String> =
-            leaving.map(|meta| format!("{}/{}", name(&meta.namespace), name(&meta.name))).collect();
+        let leaving: BTreeSet<String> = leaving.map(full_name).collect();
         let mut operators = self.compiled.operators.iter();
         operators.any(|(operator, record)| (!record.written || record.moves) && !leaving.contains(operator))
     }

@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::named::{NamedResources, RootKinds, named_resources};
 use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::label_scheme::Scheme;
+use crate::rules::object_name::full_name;
 
 /// The scheme and progress of the current labeller. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -117,13 +118,8 @@ impl CurrentProgress {
         let current = lock(&self.0).clone();
         let progress = current.map(|(_, progress)| progress).unwrap_or_default();
         let roots = configs.iter().filter_map(|config| Some((config, config.spec.root.as_ref()?)));
-        roots.map(|(config, root)| (full_name(config), progress.coverage(config, root))).collect()
+        roots.map(|(config, root)| (full_name(&config.metadata), progress.coverage(config, root))).collect()
     }
-}
-
-fn full_name(config: &ShardingConfig) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{}/{}", part(&config.metadata.namespace), part(&config.metadata.name))
 }
 
 impl Progress {
@@ -153,7 +149,7 @@ impl Progress {
 
     /// How far the kinds of a root are labelled.
     fn coverage(&self, config: &ShardingConfig, root: &Root) -> LabelCoverage {
-        let (name, resources) = (full_name(config), named_resources(root));
+        let (name, resources) = (full_name(&config.metadata), named_resources(root));
         let mut state = lock(&self.0);
         let was_established =
             label_coverage::was_established(config) || state.established.get(&name) == Some(&resources);

@@ -18,6 +18,7 @@ use super::fence_table::{self, Version};
 use super::informer_policy;
 use crate::cluster::cache::Snapshot;
 use crate::rules::fenced::{is_fenced, may_lose_fence};
+use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::Member;
 
 /// What the cluster has, by the policy's name.
@@ -67,7 +68,7 @@ pub fn plan(snapshot: &Snapshot, existing: &Existing, home: &str) -> FencePlan {
         missing(policy, binding, existing, informer_policy::NAME)
     });
     for (root, rule) in snapshot.configs.iter().filter_map(fenced) {
-        let key = format!("{}/{}", namespace(root), name(root));
+        let key = full_name(&root.metadata);
         if is_over(root) {
             plan.stages.insert(key, Stage::Removed);
             continue;
@@ -122,10 +123,11 @@ fn is_without_pods(table: &Ownership) -> bool {
 
 /// Those of the workload's template, and of the pods that it has: while an account changes, both are used.
 fn accounts(root: &ShardingConfig, rule: &Root, snapshot: &Snapshot) -> BTreeSet<String> {
-    let key = |workload: &String| format!("{}/{workload}", namespace(root));
+    let namespace = namespace(&root.metadata);
+    let key = |workload: &String| format!("{namespace}/{workload}");
     let set = rule.target_stateful_set.as_ref().and_then(|set| snapshot.set_accounts.get(&key(set)));
     let deployment = rule.target_deployment.as_ref().and_then(|one| snapshot.deployment_accounts.get(&key(one)));
-    let of_it = |member: &&Member| member.name.namespace == namespace(root) && member.is_of_target(rule);
+    let of_it = |member: &&Member| member.name.namespace == namespace && member.is_of_target(rule);
     let pods = snapshot.members.iter().chain(snapshot.unenrolled.values().flatten());
     let pods = pods.filter(of_it).map(|member| &member.account);
     pods.chain(set).chain(deployment).filter(|account| !account.is_empty()).cloned().collect()
@@ -175,14 +177,6 @@ fn superfluous(existing: &Existing, kept: &BTreeSet<String>) -> Vec<(String, Vec
 fn labelled(meta: &ObjectMeta) -> String {
     let of = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map_or("", String::as_str);
     format!("{}/{}", of(label::FENCE_NAMESPACE), of(label::FENCE_ROOT))
-}
-
-fn namespace(config: &ShardingConfig) -> &str {
-    config.metadata.namespace.as_deref().unwrap_or_default()
-}
-
-fn name(config: &ShardingConfig) -> &str {
-    config.metadata.name.as_deref().unwrap_or_default()
 }
 
 #[cfg(test)]

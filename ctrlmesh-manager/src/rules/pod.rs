@@ -12,6 +12,8 @@ use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::rules::object_name::full_name;
+
 const STATEFUL_SET: &str = "StatefulSet";
 
 const REPLICA_SET: &str = "ReplicaSet";
@@ -354,12 +356,10 @@ pub fn unenrolled_selector() -> String {
 
 /// `NAMESPACE/NAME` of the StatefulSet, and the ordinal of its first pod.
 pub fn first_ordinal(set: &StatefulSet) -> (String, u32) {
-    let (namespace, name) = (set.metadata.namespace.as_deref(), set.metadata.name.as_deref());
     let ordinals = set.spec.as_ref().and_then(|spec| spec.ordinals.as_ref());
     let start = ordinals.and_then(|ordinals| ordinals.start);
     let start = start.and_then(|start| u32::try_from(start).ok());
-    let name = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default());
-    (name, start.unwrap_or_default())
+    (full_name(&set.metadata), start.unwrap_or_default())
 }
 
 #[cfg(test)]

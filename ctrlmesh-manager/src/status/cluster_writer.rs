@@ -27,6 +27,7 @@ use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::plan::{Plan, Plans};
 use crate::ownership::fence_state::FenceStates;
 use crate::rules::label_coverage::{self, LabelCoverages};
+use crate::rules::object_name::{full_name, name, namespace};
 use crate::rules::pod::PodName;
 use crate::status::compute::{Contact, Unlabelled};
 
@@ -165,7 +166,7 @@ where
                     resource_version: config.metadata.resource_version.clone(),
                 };
                 let delete = DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
-                self.configs(config).delete(&name(config), &delete).await?;
+                self.configs(config).delete(name(&config.metadata), &delete).await?;
                 info!(shard = write.object(), "shard removed, its root no longer has it");
                 Ok(())
             }
@@ -180,13 +181,13 @@ where
                 let (uid, version) = (&config.metadata.uid, &config.metadata.resource_version);
                 let observed = json!({"uid": uid, "resourceVersion": version, "finalizers": finalizers});
                 let patch = Patch::Merge(json!({ "metadata": observed }));
-                self.configs(config).patch_metadata(&name(config), &PatchParams::default(), &patch).await?;
+                self.configs(config).patch_metadata(name(&config.metadata), &PatchParams::default(), &patch).await?;
                 info!(root = write.object(), ?finalizers, "finalizers of a root written");
                 Ok(())
             }
             Write::Status { config, .. } => {
                 let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-                self.configs(config).replace_status(&name(config), &params, config).await?;
+                self.configs(config).replace_status(name(&config.metadata), &params, config).await?;
                 Ok(())
             }
         }
@@ -202,12 +203,12 @@ where
             let meta = &config.metadata;
             let observed = json!({"uid": meta.uid, "resourceVersion": meta.resource_version});
             let patch = Patch::Merge(json!({"metadata": observed, "spec": fields}));
-            let there = configs.patch(&name(&config), &PatchParams::default(), &patch).await?;
+            let there = configs.patch(name(&config.metadata), &PatchParams::default(), &patch).await?;
             config.metadata.resource_version = there.metadata.resource_version;
         }
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        configs.patch(&name(&config), &params, &Patch::Apply(&config)).await?;
-        info!(shard = name(&config), "shard written as its root says");
+        configs.patch(name(&config.metadata), &params, &Patch::Apply(&config)).await?;
+        info!(shard = name(&config.metadata), "shard written as its root says");
         Ok(())
     }
 
@@ -237,8 +238,7 @@ where
     }
 
     fn configs(&self, config: &ShardingConfig) -> Api<ShardingConfig> {
-        let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
-        Api::namespaced(self.client.clone(), namespace)
+        Api::namespaced(self.client.clone(), namespace(&config.metadata))
     }
 }
 
@@ -269,9 +269,7 @@ impl Write {
             Self::Apply { config, .. }
             | Self::Remove { config }
             | Self::Finalizers { config, .. }
-            | Self::Status { config, .. } => {
-                format!("{}/{}", config.metadata.namespace.as_deref().unwrap_or_default(), name(config))
-            }
+            | Self::Status { config, .. } => full_name(&config.metadata),
             Self::Label { pod, .. } => pod.to_string(),
         }
     }
@@ -308,10 +306,6 @@ fn send_events(write: Write, outcome: Outcome, sender: &mpsc::Sender<StatusEvent
 
 fn is_conflict(error: &WriteError) -> bool {
     matches!(error, WriteError::Refused(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
-}
-
-fn name(config: &ShardingConfig) -> String {
-    config.metadata.name.clone().unwrap_or_default()
 }
 
 #[cfg(test)]

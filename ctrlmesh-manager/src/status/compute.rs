@@ -17,6 +17,7 @@ use crate::ownership::fence_state::States;
 use crate::rules::compile::{CompiledPolicy, Record};
 use crate::rules::fenced::is_fenced;
 use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
+use crate::rules::object_name::{full_name, name};
 use crate::rules::pod::{Member, PodName};
 
 mod fenced;
@@ -106,9 +107,7 @@ pub fn of(
 ) -> ShardingConfigStatus {
     let nothing = ShardingConfigStatus::default();
     let before = config.status.as_ref().unwrap_or(&nothing);
-    let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
-    let name = config.metadata.name.as_deref().unwrap_or_default();
-    let full_name = format!("{namespace}/{name}");
+    let (name, full_name) = (name(&config.metadata), full_name(&config.metadata));
     let record = plan.compiled.operators.get(&full_name);
     let root = index.root(config);
     let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));

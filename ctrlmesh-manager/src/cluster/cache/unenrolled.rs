@@ -11,9 +11,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client};
 
-use super::{Cache, PAGE, State, full_name};
+use super::{Cache, PAGE, State};
 use crate::drain::Drain;
 use crate::rules::fenced::is_fenced;
+use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member};
 
 /// Starts a watch for each such namespace.
@@ -28,7 +29,7 @@ pub(super) async fn follow(cache: Arc<Cache>, client: Client, drain: Drain) {
             drain.spawn_until_started(this.follow(
                 pods,
                 move |state| state.unenrolled.entry(namespace.clone()).or_default(),
-                |pod| (full_name(&pod), Member::from(&pod)),
+                |pod| (full_name(&pod.metadata), Member::from(&pod)),
             ));
         }
         if changes.changed().await.is_err() {

@@ -21,6 +21,7 @@ use super::{DEADLINE, Labeller, PAGE, RepairOutcome};
 use crate::labels::progress::KindProgress;
 use crate::labels::retry_queue::RetryQueue;
 use crate::labels::{Change, Kind, change, is_unowned, is_waited_for};
+use crate::rules::object_name::full_name;
 
 /// Pause before the watch of new objects starts again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -167,9 +168,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
         match needs {
             Some(change) => self.repair(meta, change).await,
             None if is_waited_for(meta, self.kind.scope, &self.labels.scheme) => {
-                let name = meta.name.as_deref().unwrap_or_default();
-                let place = meta.namespace.as_deref().unwrap_or_default();
-                self.unfinished.failed(&format!("{place}/{name} is on its way out"));
+                self.unfinished.failed(&format!("{} is on its way out", full_name(meta)));
                 self.retries.leaves(meta);
             }
             None => self.retries.done(meta),

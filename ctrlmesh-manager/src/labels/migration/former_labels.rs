@@ -8,6 +8,7 @@ use ctrlmesh_common::api::{LabelSelector, ShardingConfig};
 use ctrlmesh_common::policy::Policy;
 
 use crate::cluster::plan::Plan;
+use crate::rules::object_name::full_name;
 use crate::rules::pod::{Member, PodName};
 use crate::status::compute::Contact;
 
@@ -16,9 +17,7 @@ pub(super) fn used_by(plan: &Plan, contacts: &BTreeMap<PodName, Contact>, keys: 
     let configs = plan.snapshot.configs.iter();
     let mut configs = configs.filter_map(|config| Some((config, asks(config, keys)?)));
     if let Some((config, key)) = configs.next() {
-        let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
-        let name = config.metadata.name.as_deref().unwrap_or_default();
-        return Some(format!("ShardingConfig {namespace}/{name} names {key}"));
+        return Some(format!("ShardingConfig {} names {key}", full_name(&config.metadata)));
     }
     // A terminating pod may work until it has ended.
     let at_work = |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.ended;
@@ -79,8 +78,7 @@ mod tests {
         snapshot.scheme = Scheme { former, ..Scheme::settled(labelling) }.into();
         let first = plan::of(snapshot.clone(), &BTreeMap::new());
         for config in &mut snapshot.configs {
-            let name = format!("ops/{}", config.metadata.name.as_deref().unwrap());
-            let record = &first.compiled.operators[&name];
+            let record = &first.compiled.operators[&full_name(&config.metadata)];
             config.status = Some(ctrlmesh_common::api::ShardingConfigStatus {
                 epoch: Some(1),
                 policy_digest: Some(record.policy_digest.clone()),

@@ -7,6 +7,7 @@ use ctrlmesh_common::names::label;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::Shard;
+use crate::rules::object_name::name;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
@@ -28,7 +29,8 @@ pub enum Conflict {
 
 /// `existing` are the ShardingConfigs of the root's namespace.
 pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingConfig]) -> Changes {
-    let by_name: BTreeMap<&str, &ShardingConfig> = existing.iter().map(|config| (name(config), *config)).collect();
+    let by_name: BTreeMap<&str, &ShardingConfig> =
+        existing.iter().map(|config| (name(&config.metadata), *config)).collect();
     let mut changes = Changes::default();
     for shard in wanted {
         match by_name.get(shard.share.name.as_str()) {
@@ -44,8 +46,8 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingCon
     }
     let orphans = by_name
         .values()
-        .filter(|config| is_of(root, config) && !wanted.iter().any(|shard| shard.share.name == name(config)));
-    changes.remove = orphans.map(|config| name(config).to_owned()).collect();
+        .filter(|config| is_of(root, config) && !wanted.iter().any(|shard| shard.share.name == name(&config.metadata)));
+    changes.remove = orphans.map(|config| name(&config.metadata).to_owned()).collect();
     changes
 }
 
@@ -54,7 +56,7 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingCon
 pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
     match &root.metadata.uid {
         Some(uid) => controller(config).is_some_and(|owner| owner.uid == *uid),
-        None => root_label(&config.metadata) == Some(name(root)),
+        None => root_label(&config.metadata) == Some(name(&root.metadata)),
     }
 }
 
@@ -62,8 +64,8 @@ pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
 /// label, name and selector of the shard. The root takes it back.
 pub fn adopts(root: &ShardingConfig, shard: &Shard, config: &ShardingConfig) -> bool {
     controller(config).is_none()
-        && root_label(&config.metadata) == Some(name(root))
-        && name(config) == shard.share.name
+        && root_label(&config.metadata) == Some(name(&root.metadata))
+        && name(&config.metadata) == shard.share.name
         && config.spec.selector == shard.config.spec.selector
 }
 
@@ -82,8 +84,4 @@ fn is_equal(existing_config: &ShardingConfig, wanted: &ShardingConfig) -> bool {
 
 fn root_label(meta: &ObjectMeta) -> Option<&str> {
     meta.labels.as_ref()?.get(label::AUTO_SHARDING_ROOT).map(String::as_str)
-}
-
-fn name(config: &ShardingConfig) -> &str {
-    config.metadata.name.as_deref().unwrap_or_default()
 }

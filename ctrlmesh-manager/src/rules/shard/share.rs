@@ -8,6 +8,7 @@ use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
 use super::Labelling;
+use crate::rules::object_name::name;
 
 /// What one shard owns: slots, and namespaces whatever their slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ pub(super) fn of(root: &Root, hash: NamespaceHash, table: Option<&Ownership>) ->
 /// own nothing here; only name and number of pods count.
 pub fn existing_shares(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
     let share = |config: &&ShardingConfig| {
-        let name = config.metadata.name.as_deref().unwrap_or_default();
+        let name = name(&config.metadata);
         let mut parts = name.rsplitn(3, '-');
         let canary = parts.next() == Some("canary");
         let id = parts.next().and_then(|id| id.parse().ok()).unwrap_or(i32::MAX);

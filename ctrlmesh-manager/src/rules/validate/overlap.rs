@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ctrlmesh_common::api::ShardingConfig;
 
 use super::{Problem, Report};
+use crate::rules::object_name::name;
 
 mod claim;
 mod affiliation;
@@ -112,7 +113,7 @@ fn compared(
     relation: Relation,
     budget: &mut Budget,
 ) -> Option<Problem> {
-    let name = name(other);
+    let name = name(&other.metadata);
     let problem = |field: &str, message| Some(Problem { field: field.to_owned(), message });
     match relation {
         Relation::Unknown => None,
@@ -142,7 +143,7 @@ fn compared(
 
 /// No other config can have the name of a root's shard.
 fn names(mine: &Affiliation<'_>, theirs: &Affiliation<'_>, other: &ShardingConfig, report: &mut Report) {
-    let name = name(other);
+    let name = name(&other.metadata);
     if mine.would_make(theirs) {
         report.error("spec.root.prefix", format!("would make a shard called {name:?}, and there is a ShardingConfig of that name that is not of this root; choose another prefix, or delete it"));
     }
@@ -153,11 +154,7 @@ fn names(mine: &Affiliation<'_>, theirs: &Affiliation<'_>, other: &ShardingConfi
 
 fn could_own((group, resource): Named<'_>, other: &ShardingConfig) -> String {
     let resource = shown(group, resource);
-    format!("could own {resource} as ShardingConfig {:?}", name(other))
-}
-
-fn name(config: &ShardingConfig) -> &str {
-    config.metadata.name.as_deref().unwrap_or_default()
+    format!("could own {resource} as ShardingConfig {:?}", name(&other.metadata))
 }
 
 fn share_field(config: &ShardingConfig) -> &'static str {

@@ -11,6 +11,7 @@ use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
 use crate::rules::fenced::{is_fenced, is_handing_back};
 use crate::rules::label_coverage::{self, LabelCoverages};
+use crate::rules::object_name::{full_name, name};
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard;
 use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
@@ -107,7 +108,7 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         let divided = shard::divide(root, labelling, &plan.snapshot.namespaces);
         // Problems of a root are in its status.
         let Ok(Some(wanted)) = divided else { continue };
-        if is_leaving(root) || !plan.compiled.operators.contains_key(&full_name(root)) {
+        if is_leaving(root) || !plan.compiled.operators.contains_key(&full_name(&root.metadata)) {
             continue;
         }
         let siblings = by_namespace.get(&root.metadata.namespace.as_ref());
@@ -115,7 +116,7 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         let existing = |name: &str| siblings.iter().copied().find(|one| one.metadata.name.as_deref() == Some(name));
         let changes = shard::changes(root, &wanted, siblings);
         writes.extend(changes.apply.into_iter().map(|mut config| {
-            let existing = existing(config.metadata.name.as_deref().unwrap_or_default());
+            let existing = existing(name(&config.metadata));
             let added = existing.map_or_else(Vec::new, |existing| added(existing, &config));
             // Existing objects are changed only in the version that was observed. A new one has the root's
             // UID, and is deleted with it.
@@ -129,7 +130,7 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         writes.extend(remove.map(|config| Write::Remove { config: Box::new(config.clone()) }));
         if !changes.conflicts.is_empty() {
             let messages = changes.conflicts.iter().map(ToString::to_string).collect();
-            conflicts.insert(full_name(root), messages);
+            conflicts.insert(full_name(&root.metadata), messages);
         }
     }
     writes
@@ -152,7 +153,8 @@ fn labels(plan: &Plan) -> Vec<Write> {
         roots.iter().any(|root| is_near(root) && shard::is_of(root, config))
     };
     // Pods that a standalone config selects by other labels keep theirs.
-    let made: BTreeSet<String> = plan.snapshot.configs.iter().filter(made).map(full_name).collect();
+    let made: BTreeSet<String> =
+        plan.snapshot.configs.iter().filter(made).map(|config| full_name(&config.metadata)).collect();
     let of_root = |operator: &String| {
         let record = plan.compiled.operators.get(operator);
         record.is_some_and(|record| record.ownership.is_some()) || made.contains(operator)
@@ -195,9 +197,9 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
 /// Events with the roles that let the manager label what a root names, where an event says that it may not.
 fn proposed_roles(root: &ShardingConfig, events: &[EventNote], coverages: &LabelCoverages) -> Vec<EventNote> {
     let is_forbidden = events.iter().any(|event| event.reason == "LabelsForbidden");
-    let coverage = coverages.of(&full_name(root)).filter(|_| is_forbidden);
+    let coverage = coverages.of(&full_name(&root.metadata)).filter(|_| is_forbidden);
     let needed = coverage.map_or(&[][..], |coverage| &coverage.needed);
-    let name = format!("ctrlmesh-labels:{}", full_name(root).replace('/', ":"));
+    let name = format!("ctrlmesh-labels:{}", full_name(&root.metadata).replace('/', ":"));
     let role = |message| EventNote { warning: true, reason: "ApplyClusterRole".to_owned(), message };
     label_coverage::cluster_roles(&name, needed).into_iter().map(role).collect()
 }
@@ -212,11 +214,6 @@ fn is_bad(condition: &Condition) -> bool {
 
 fn is_leaving(config: &ShardingConfig) -> bool {
     config.metadata.deletion_timestamp.is_some()
-}
-
-fn full_name(config: &ShardingConfig) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{}/{}", part(&config.metadata.namespace), part(&config.metadata.name))
 }
 
 #[cfg(test)]

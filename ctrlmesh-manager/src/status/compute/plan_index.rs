@@ -6,6 +6,7 @@ use ctrlmesh_common::api::ShardingConfig;
 
 use crate::cluster::plan::Plan;
 use crate::rules::compile::{CompiledPolicy, Record};
+use crate::rules::object_name::full_name;
 use crate::rules::pod::Member;
 use crate::rules::shard;
 
@@ -38,11 +39,9 @@ impl<'a> PlanIndex<'a> {
         if config.spec.root.is_some() {
             return None;
         }
-        let namespace = config.metadata.namespace.as_deref();
-        let roots = self.roots.get(&namespace).into_iter().flatten();
+        let roots = self.roots.get(&config.metadata.namespace.as_deref()).into_iter().flatten();
         let root = roots.copied().find(|root| shard::is_of(root, config))?;
-        let name = root.metadata.name.as_deref().unwrap_or_default();
-        Some(format!("{}/{name}", namespace.unwrap_or_default()))
+        Some(full_name(&root.metadata))
     }
 
     /// The pods of all shards of `record`, or of the shard `name` itself, perhaps of `root`.

@@ -6,7 +6,8 @@ use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::selector::{Condition, Selector};
 
 use super::affiliation::{self, Affiliation};
-use super::{Report, name, target_field};
+use super::{Report, target_field};
+use crate::rules::object_name::name;
 use crate::rules::pod::Member;
 
 /// Refuses a selector that means the same as another shard's, even if no pod exists. The operator does not
@@ -28,7 +29,7 @@ pub(in crate::rules::validate) fn of_selectors(
         other.spec.root.is_none() && pod_selector(other).is_some_and(|one| requirements(&one) == mine)
     };
     if let Some(other) = others.iter().find(same) {
-        let name = name(other);
+        let name = name(&other.metadata);
         report.error(
             "spec.selector",
             format!("selects the same pods as ShardingConfig {name:?}; a pod can be in one shard only"),
@@ -65,7 +66,7 @@ pub(in crate::rules::validate) fn of_pods(
         let Some(selector) = pod_selector(other) else {
             continue;
         };
-        let name = name(other);
+        let name = name(&other.metadata);
         if let Some(pod) = mine.iter().find(|pod| selector.matches(&pod.labels)) {
             report.error(
                 "spec.selector",
@@ -95,7 +96,7 @@ pub(in crate::rules::validate) fn of_targets(
     if config.spec.root.is_some() {
         for other in others.iter().filter(|other| is_by_hand(other)) {
             if let Some(pod) = of_both(config, other, &near, pods) {
-                let name = name(other);
+                let name = name(&other.metadata);
                 report.error(
                     target_field(config),
                     format!(
@@ -107,7 +108,7 @@ pub(in crate::rules::validate) fn of_targets(
     } else if is_by_hand(config) {
         for other in others {
             if let Some(pod) = of_both(other, config, &near, pods) {
-                let name = name(other);
+                let name = name(&other.metadata);
                 report.error(
                     "spec.selector",
                     format!("selects pod {pod:?}, which root {name:?} divides; a pod can be in one shard only"),

@@ -3,14 +3,15 @@
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::OWNERSHIP_FINALIZER;
 
-use super::{Write, full_name, is_leaving};
+use super::{Write, is_leaving};
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::{States, is_gone};
 use crate::rules::fenced::{is_fenced, may_lose_fence};
+use crate::rules::object_name::full_name;
 
 pub(super) fn writes(plan: &Plan, fences: &States) -> Vec<Write> {
     let write = |root: &ShardingConfig| {
-        let finalizers = wanted(root, is_gone(fences, &full_name(root)))?;
+        let finalizers = wanted(root, is_gone(fences, &full_name(&root.metadata)))?;
         Some(Write::Finalizers { config: Box::new(root.clone()), finalizers })
     };
     let roots = plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some());
