@@ -5,11 +5,8 @@
 use std::fmt;
 
 use ctrlmesh_common::selector::Selector;
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use jiff::Timestamp;
-use serde::Deserialize;
-
-/// Where the API server puts the name of the pod that a token is bound to.
-const POD: &str = "authentication.kubernetes.io/pod-name";
 
 /// A kind of objects, as paths of the API have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,53 +73,6 @@ pub struct Event {
     pub code: u16,
 }
 
-/// The line, as the API server writes it.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Line {
-    #[serde(rename = "auditID")]
-    id: String,
-    stage: String,
-    #[serde(rename = "requestURI", default)]
-    uri: String,
-    verb: String,
-    #[serde(default)]
-    user: User,
-    #[serde(rename = "sourceIPs", default)]
-    sources: Vec<String>,
-    #[serde(default)]
-    user_agent: String,
-    #[serde(default)]
-    object_ref: Option<Reference>,
-    #[serde(default)]
-    response_status: Status,
-    stage_timestamp: Timestamp,
-}
-
-#[derive(Default, Deserialize)]
-struct User {
-    #[serde(default)]
-    username: String,
-    #[serde(default)]
-    extra: std::collections::BTreeMap<String, Vec<String>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Reference {
-    resource: String,
-    namespace: String,
-    name: String,
-    api_group: String,
-    subresource: String,
-}
-
-#[derive(Default, Deserialize)]
-struct Status {
-    #[serde(default)]
-    code: u16,
-}
-
 impl Resource {
     /// The kind called `plural` in `group`.
     pub fn new(group: &str, plural: &str) -> Self {
@@ -146,47 +96,35 @@ impl fmt::Display for Object {
 impl Event {
     /// Reads a line; nothing where it is none, or only a part of one.
     pub fn parse(line: &str) -> Option<Self> {
-        let mut line: Line = serde_json::from_str(line).ok()?;
-        let request = request(&line);
+        let event = AuditEvent::parse(line)?;
         Some(Self {
-            ended: matches!(line.stage.as_str(), "ResponseComplete" | "Panic"),
-            pod: line.user.extra.remove(POD).and_then(|mut pods| pods.pop()),
-            source: line.sources.into_iter().next_back().unwrap_or_default(),
-            id: line.id,
-            at: line.stage_timestamp,
-            user: line.user.username,
-            agent: line.user_agent,
-            request,
-            verb: line.verb,
-            code: line.response_status.code,
+            ended: matches!(event.stage.as_str(), "ResponseComplete" | "Panic"),
+            pod: event.user.pod_name().map(str::to_owned),
+            request: request(&event),
+            source: event.sources.into_iter().next_back().unwrap_or_default(),
+            id: event.id,
+            at: event.at,
+            user: event.user.username,
+            agent: event.user_agent,
+            verb: event.verb,
+            code: event.response_status.code,
         })
     }
 }
 
-fn request(line: &Line) -> Request {
-    let Some(reference) = &line.object_ref else { return Request::Other };
+fn request(event: &AuditEvent) -> Request {
+    let reference = &event.object;
     let resource = Resource::new(&reference.api_group, &reference.resource);
     let namespace = reference.namespace.clone();
-    let query = line.uri.split_once('?').map_or("", |(_, query)| query);
-    match line.verb.as_str() {
+    match event.verb.as_str() {
         "list" | "watch" if reference.name.is_empty() => {
-            let selector = value(query, "labelSelector").unwrap_or_default();
+            let selector = event.query("labelSelector").unwrap_or_default();
             let selector = Selector::parse(&selector).ok();
-            Request::Read { resource, namespace, selector, watch: line.verb == "watch" }
+            Request::Read { resource, namespace, selector, watch: event.verb == "watch" }
         }
-        // What is asked of an object and changes nothing of it: a pod's exec, a token.
-        "create" if !reference.subresource.is_empty() => Request::Other,
-        "create" | "update" | "patch" | "delete" if value(query, "dryRun").is_none() => {
-            Request::Write(Object { resource, namespace, name: reference.name.clone() })
-        }
+        _ if event.is_write() => Request::Write(Object { resource, namespace, name: reference.name.clone() }),
         _ => Request::Other,
     }
-}
-
-/// The first value of `key` in a query.
-fn value(query: &str, key: &str) -> Option<String> {
-    let mut pairs = form_urlencoded::parse(query.as_bytes());
-    pairs.find(|(name, _)| name == key).map(|(_, value)| value.into_owned())
 }
 
 #[cfg(test)]
@@ -236,11 +174,5 @@ mod tests {
         assert_eq!(written("create", "/x", "token"), Request::Other);
         assert_eq!(written("update", "/x?dryRun=All&y", ""), Request::Other);
         assert_eq!(written("get", "/x", ""), Request::Other);
-    }
-
-    #[test]
-    fn half_a_line_is_nothing() {
-        assert_eq!(Event::parse(&WATCH[..200]), None);
-        assert_eq!(Event::parse(""), None);
     }
 }

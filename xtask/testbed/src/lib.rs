@@ -28,6 +28,8 @@ mod node;
 
 mod cluster;
 
+pub mod audit_log;
+
 pub mod witness;
 
 pub use client::{BoundToken, retry};

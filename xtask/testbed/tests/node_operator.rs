@@ -1,12 +1,12 @@
 //! An ordinary operator on a real node without ctrlmesh: the reference for the same operator with it.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_runtime::sync::lock;
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::{Cluster, KUBECONFIG, Space, skipped, until};
 use serde_json::Value;
 use xtask::images::{self, Image};
@@ -135,14 +135,12 @@ fn the_audit_log_has_all_requests_with_their_addresses() -> Result<()> {
         let addresses = own(cluster, &["get", "pods", "-o", "jsonpath={.items[*].status.podIP}"])?;
         let log = node.control_plane().audit_log();
         let creation = until("the creation of the page", || {
-            let text = fs::read_to_string(&log)?;
-            let events = text.lines().filter(|line| line.contains("seen-page-0"));
-            let mut events = events.filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            Ok(events.find(|event| event["verb"] == "create" && event["user"]["username"] == USER))
+            let mut events = AuditEvent::read(&log, "seen-page-0")?.into_iter();
+            Ok(events.find(|event| event.verb == "create" && event.user.username == USER))
         })?;
-        let agent = creation["userAgent"].as_str().context("a user agent")?;
+        let agent = &creation.user_agent;
         ensure!(agent.starts_with("example-operator/"), "{agent}");
-        let source = creation["sourceIPs"][0].as_str().context("a source")?;
+        let source = creation.sources.first().context("a source")?;
         ensure!(addresses.split(' ').any(|address| address == source), "{source} of {addresses}");
         Ok(())
     })

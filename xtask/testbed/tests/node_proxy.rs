@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::{Cluster, Node, Options, Space, until};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use serde_json::{Value, json};
@@ -172,12 +173,10 @@ fn website(name: &str, shard: &str) -> String {
 /// Where the operator's requests came from that the API server took, each address once.
 fn sources(space: Space<'_>, node: &Node) -> Result<Vec<String>> {
     let user = format!("system:serviceaccount:{}:operator", space.name());
-    let log = fs::read_to_string(node.control_plane().audit_log())?;
-    let lines = log.lines().filter(|line| line.contains(&user));
-    let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let events = AuditEvent::read(&node.control_plane().audit_log(), &user)?.into_iter();
     let mut found: Vec<String> = events
-        .filter(|event| event["user"]["username"] == user.as_str())
-        .filter_map(|event| Some(event["sourceIPs"][0].as_str()?.to_owned()))
+        .filter(|event| event.user.username == user)
+        .filter_map(|event| event.sources.into_iter().next())
         .collect();
     found.sort();
     found.dedup();

@@ -1,10 +1,8 @@
 //! Reads the managers' requests from the audit log.
 
-use std::fs;
-
 use ctrlmesh_testbed::ControlPlane;
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// How the managers call themselves in requests: of the log, only what contains this is read.
 pub(crate) const PROGRAM: &str = "ctrlmesh-manager";
@@ -22,25 +20,19 @@ pub(crate) struct Request {
 
 /// What is in the log about the managers, as it happened.
 pub(crate) fn requests(cluster: &ControlPlane) -> Vec<Request> {
-    let log = fs::read_to_string(cluster.audit_log()).unwrap();
-    let lines = log.lines().filter(|line| line.contains(PROGRAM));
-    let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut requests: Vec<Request> = events.filter_map(|event| request(&event)).collect();
+    let events = AuditEvent::read(&cluster.audit_log(), PROGRAM).unwrap().into_iter();
+    let mut requests: Vec<Request> = events.filter_map(request).collect();
     requests.sort_by_key(|request| request.at);
     requests
 }
 
-fn request(event: &Value) -> Option<Request> {
-    let ours = event["userAgent"].as_str()?.starts_with(PROGRAM);
-    if !ours || event["responseStatus"]["code"].as_u64()? >= 300 {
-        return None;
-    }
-    let what = &event["objectRef"];
-    let subresource = what["subresource"].as_str().map(|one| format!("/{one}"));
-    Some(Request {
-        verb: event["verb"].as_str()?.to_owned(),
-        resource: what["resource"].as_str()?.to_owned() + &subresource.unwrap_or_default(),
-        name: what["name"].as_str().unwrap_or_default().to_owned(),
-        at: event["requestReceivedTimestamp"].as_str()?.parse().ok()?,
+fn request(event: AuditEvent) -> Option<Request> {
+    let is_answered = (1..300).contains(&event.response_status.code);
+    let is_ours = event.user_agent.starts_with(PROGRAM) && !event.object.resource.is_empty();
+    (is_ours && is_answered).then(|| Request {
+        resource: event.object.with_subresource(),
+        verb: event.verb,
+        name: event.object.name,
+        at: event.received,
     })
 }

@@ -9,6 +9,7 @@ use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
 use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, ROLES, Scope, yaml};
 use ctrlmesh_manager::labels::POLICY;
 use ctrlmesh_manager::ownership::fence_names::object_name;
+use ctrlmesh_testbed::audit_log::{AuditEvent, User};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -61,32 +62,25 @@ type UnusedRights = BTreeSet<(&'static str, &'static str, &'static str, &'static
 /// What the managers have asked for, and what of that they were refused.
 fn asked(cluster: &ControlPlane) -> (Requests, BTreeSet<String>) {
     let (mut asked, mut refused) = (Requests::new(), BTreeSet::new());
-    let log = fs::read_to_string(cluster.audit_log()).unwrap();
-    let lines = log.lines().filter(|line| line.contains(PROGRAM));
-    for event in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-        let is = |who: &Value, account: &str| who["username"] == format!("system:serviceaccount:{NAMESPACE}:{account}");
-        let agent = event["userAgent"].as_str().unwrap_or_default();
-        if !agent.starts_with(PROGRAM) || !is(&event["user"], ACCOUNT) {
+    for event in AuditEvent::read(&cluster.audit_log(), PROGRAM).unwrap() {
+        let is = |user: &User, account: &str| user.username == format!("system:serviceaccount:{NAMESPACE}:{account}");
+        if !event.user_agent.starts_with(PROGRAM) || !is(&event.user, ACCOUNT) {
             continue;
         }
-        let what = &event["objectRef"];
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let account = if is(&event["impersonatedUser"], BACKGROUND) { BACKGROUND } else { ACCOUNT };
-        if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
-            refused.insert(format!("{account}: {} {}", event["verb"], event["requestURI"]));
+        let account = if is(&event.impersonated_user, BACKGROUND) { BACKGROUND } else { ACCOUNT };
+        if event.is_forbidden() {
+            refused.insert(format!("{account}: {} {}", event.verb, event.uri));
         }
-        let subresource = what["subresource"].as_str().map(|one| format!("/{one}"));
-        let resource = text(&what["resource"]) + &subresource.unwrap_or_default();
         let ask = Ask {
             account,
-            namespace: text(&what["namespace"]),
-            group: text(&what["apiGroup"]),
-            resource,
-            name: text(&what["name"]),
-            verb: text(&event["verb"]),
+            resource: event.object.with_subresource(),
+            namespace: event.object.namespace,
+            group: event.object.api_group,
+            name: event.object.name,
+            verb: event.verb,
         };
         // What is applied and is not there is created.
-        if event["verb"] == "patch" && event["responseStatus"]["code"] == 201 {
+        if ask.verb == "patch" && event.response_status.code == 201 {
             asked.insert(Ask { verb: "create".to_owned(), ..ask.clone() });
         }
         asked.insert(ask);
@@ -362,7 +356,7 @@ async fn the_managers_have_all_rights_that_they_use_and_no_others() {
     let all = tokio::time::timeout(PATIENCE, async {
         loop {
             left = not_asked(&asked(&cluster).0);
-            // What is seldom asked for may have been asked for this time.
+            // What is rarely asked for may have been asked for this time.
             left.retain(|(account, resource, verb, _)| !NOT_ASKED.contains(&(account, resource, verb)));
             if left.is_empty() {
                 return;

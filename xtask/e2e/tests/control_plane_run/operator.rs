@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::retry;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
@@ -75,30 +76,27 @@ impl Shard {
     fn changed(&self, bed: &Bed) -> BTreeSet<String> {
         let asked = self.asked(bed).into_iter();
         let changes = asked.filter(|event| !is_read(event));
-        changes.map(|event| text(&event["objectRef"]["namespace"])).collect()
+        changes.map(|event| event.object.namespace).collect()
     }
 
     /// What it lists and watches of sites and pages is its own share.
     fn reads_only_its_share(&self, bed: &Bed) {
         let mut kinds = BTreeSet::new();
-        let lists = |event: &&Value| event["verb"] != "get" && is_read(event);
-        for event in self.asked(bed).iter().filter(lists) {
-            let target = text(&event["requestURI"]);
-            let selects = self.namespaces.iter().all(|namespace| target.contains(namespace));
-            assert!(selects && target.contains("labelSelector="), "{target}");
-            kinds.insert(text(&event["objectRef"]["resource"]));
+        let lists = |event: &AuditEvent| event.verb != "get" && is_read(event);
+        for AuditEvent { uri, object, .. } in self.asked(bed).into_iter().filter(lists) {
+            let selects = self.namespaces.iter().all(|namespace| uri.contains(namespace));
+            assert!(selects && uri.contains("labelSelector="), "{uri}");
+            kinds.insert(object.resource);
         }
         assert_eq!(kinds, ["configmaps", "websites"].map(str::to_owned).into());
     }
 
     /// Its requests for sites and pages, as the API server's log has them.
-    fn asked(&self, bed: &Bed) -> Vec<Value> {
-        let log = fs::read_to_string(bed.plane.audit_log()).unwrap();
+    fn asked(&self, bed: &Bed) -> Vec<AuditEvent> {
         let agent = format!("{}/", self.name);
-        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let its_own = events.filter(|event| text(&event["userAgent"]).starts_with(&agent));
-        let kinds = ["websites", "configmaps"].map(Value::from);
-        its_own.filter(|event| kinds.contains(&event["objectRef"]["resource"])).collect()
+        let events = AuditEvent::read(&bed.plane.audit_log(), &agent).unwrap().into_iter();
+        let its_own = events.filter(|event| event.user_agent.starts_with(&agent));
+        its_own.filter(|event| ["websites", "configmaps"].contains(&event.object.resource.as_str())).collect()
     }
 }
 
@@ -109,8 +107,8 @@ impl Drop for Shard {
     }
 }
 
-fn is_read(event: &Value) -> bool {
-    ["get", "list", "watch"].map(Value::from).contains(&event["verb"])
+fn is_read(event: &AuditEvent) -> bool {
+    ["get", "list", "watch"].contains(&event.verb.as_str())
 }
 
 fn text(value: &Value) -> String {

@@ -1,16 +1,12 @@
 //! Parses one line of an audit log: who wrote what, when, and which version that made.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use ctrlmesh_common::slots::Slot;
 use jiff::Timestamp;
-use serde::Deserialize;
 use serde_json::Value;
 
-/// Where the API server says which pod a token is bound to.
-const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
-const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+use crate::audit_log::AuditEvent;
 
 /// The label with the slot of an object of cluster scope.
 const SLOT: &str = "ctrlmesh.kusionstack.io/sharding-hash";
@@ -61,49 +57,6 @@ pub(super) struct Write {
     pub(super) made: Value,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Line {
-    stage: String,
-    verb: String,
-    #[serde(rename = "requestURI", default)]
-    uri: String,
-    #[serde(default)]
-    user: User,
-    #[serde(default)]
-    object_ref: Option<Reference>,
-    #[serde(default)]
-    response_status: Status,
-    #[serde(default)]
-    response_object: Value,
-    request_received_timestamp: Timestamp,
-    stage_timestamp: Timestamp,
-}
-
-#[derive(Default, Deserialize)]
-struct User {
-    #[serde(default)]
-    username: String,
-    #[serde(default)]
-    extra: BTreeMap<String, Vec<String>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Reference {
-    resource: String,
-    namespace: String,
-    name: String,
-    api_group: String,
-    subresource: String,
-}
-
-#[derive(Default, Deserialize)]
-struct Status {
-    #[serde(default)]
-    code: u16,
-}
-
 impl fmt::Display for Object {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} {}/{}", self.resource, self.namespace, self.name)
@@ -112,44 +65,33 @@ impl fmt::Display for Object {
 
 /// Reads a line; nothing where it is none, or where the request is not over.
 pub(super) fn parse(line: &str) -> Option<Event> {
-    let line: Line = serde_json::from_str(line).ok()?;
-    if line.stage != "ResponseComplete" {
-        return None;
-    }
-    Some(Event { answered: line.stage_timestamp, write: write(line) })
+    let event = AuditEvent::parse(line).filter(|event| event.stage == "ResponseComplete")?;
+    Some(Event { answered: event.at, write: write(event) })
 }
 
-fn write(line: Line) -> Option<Write> {
-    let reference = line.object_ref?;
-    let writes = match line.verb.as_str() {
-        // What is asked of an object and changes nothing of it: a pod's exec, a token.
-        "create" => reference.subresource.is_empty(),
-        "update" | "patch" | "delete" => true,
-        _ => false,
-    };
-    let is_dry = line.uri.split(['?', '&']).any(|part| part.starts_with("dryRun="));
-    if !writes || is_dry || !(200..300).contains(&line.response_status.code) {
+fn write(event: AuditEvent) -> Option<Write> {
+    if !event.is_write() || !(200..300).contains(&event.response_status.code) {
         return None;
     }
-    let made = line.response_object;
+    let made = event.response_object;
     // After the last of a delete the answer is a Status, with no version.
     let version = made["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
     let slot = made["metadata"]["labels"][SLOT].as_str().and_then(|slot| slot.parse().ok());
+    let reference = event.object;
     let name = match &*reference.name {
         "" => made["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
         given => given.to_owned(),
     };
     let dot = if reference.api_group.is_empty() { "" } else { "." };
     let resource = format!("{}{dot}{}", reference.resource, reference.api_group);
-    let mut extra = line.user.extra;
-    let mut first = |key: &str| extra.remove(key)?.into_iter().next();
-    let author = first(POD_NAME).zip(first(POD_UID)).map(|(pod, uid)| Author { pod, uid });
+    let author = event.user.pod_name().zip(event.user.pod_uid());
+    let author = author.map(|(pod, uid)| Author { pod: pod.to_owned(), uid: uid.to_owned() });
     Some(Write {
         object: Object { resource, namespace: reference.namespace, name },
-        user: line.user.username,
+        user: event.user.username,
         author,
-        received: line.request_received_timestamp,
-        answered: line.stage_timestamp,
+        received: event.received,
+        answered: event.at,
         version,
         slot,
         made,

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{Write as _, stderr};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use ctrlmesh_testbed::Space;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use serde_json::Value;
+use ctrlmesh_testbed::audit_log::AuditEvent;
+use jiff::Timestamp;
 
 use crate::mesh;
 use crate::mesh::operator;
@@ -25,27 +25,22 @@ impl Delays {
     /// Of all pods that the operator has had in a namespace so far, as the audit log has it.
     pub(crate) fn of(space: Space<'_>) -> Result<Self> {
         let cluster = space.cluster();
-        let pods = |event: &&Value| {
-            let object = &event["objectRef"];
-            object["resource"] == "pods" && object["namespace"] == space.name()
-        };
+        let pods = |event: &&AuditEvent| event.object.resource == "pods" && event.object.namespace == space.name();
         let made = mesh::requests(cluster, "kube-system", "replicaset-controller")?;
-        let made = made.iter().filter(pods).filter(|event| event["verb"] == "create");
-        let made = made
-            .map(|event| Ok(time(event, "stageTimestamp")?.saturating_sub(time(event, "requestReceivedTimestamp")?)));
+        let made = made.iter().filter(pods).filter(|event| event.verb == "create");
+        let made = made.map(|event| passed(event.received, event.at));
         let bound = mesh::events(cluster, "\"binding\"")?;
-        let bound = bound.iter().filter(pods).filter(|event| event["objectRef"]["subresource"] == "binding");
+        let bound = bound.iter().filter(pods).filter(|event| event.object.subresource == "binding");
         let mut asked: BTreeMap<String, Duration> = BTreeMap::new();
         let requests = mesh::requests(cluster, space.name(), operator::NAME)?;
         for bound in bound {
-            let pod = bound["objectRef"]["name"].as_str().context("a pod's name")?;
+            let pod = &bound.object.name;
             let its = requests.iter().filter(|one| mesh::pod_of(one) == Some(pod));
-            let first = its.map(|one| time(one, "requestReceivedTimestamp")).collect::<Result<Vec<_>>>()?;
-            if let Some(first) = first.into_iter().min() {
-                asked.insert(pod.to_owned(), first.saturating_sub(time(bound, "stageTimestamp")?));
+            if let Some(first) = its.map(|one| one.received).min() {
+                asked.insert(pod.clone(), passed(bound.at, first));
             }
         }
-        Ok(Self { made: made.collect::<Result<_>>()?, asked: asked.into_values().collect() })
+        Ok(Self { made: made.collect(), asked: asked.into_values().collect() })
     }
 
     /// For people.
@@ -58,10 +53,9 @@ impl Delays {
     }
 }
 
-/// Since 1970.
-fn time(event: &Value, field: &str) -> Result<Duration> {
-    let time: MicroTime = serde_json::from_value(event[field].clone())?;
-    Ok(Duration::from_micros(u64::try_from(time.0.as_microsecond())?))
+/// Zero where the clock went backwards.
+fn passed(from: Timestamp, to: Timestamp) -> Duration {
+    Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
 fn percentile(all: &[Duration], percent: usize) -> Duration {

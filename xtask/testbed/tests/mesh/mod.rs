@@ -7,12 +7,12 @@ pub(crate) mod knocks;
 pub(crate) mod operator;
 pub(crate) mod past;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::{Cluster, Node, Options, until_within};
 use serde_json::{Value, json};
 use xtask::images::{self, Image};
@@ -123,24 +123,21 @@ pub(crate) fn json(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
 
 /// Every request of the service account that the API server has answered, as its audit log has it. The cluster must be
 /// a node of ours.
-pub(crate) fn requests(cluster: &Cluster, namespace: &str, account: &str) -> Result<Vec<Value>> {
+pub(crate) fn requests(cluster: &Cluster, namespace: &str, account: &str) -> Result<Vec<AuditEvent>> {
     let user = format!("system:serviceaccount:{namespace}:{account}");
     let events = events(cluster, &format!("\"{user}\""))?.into_iter();
-    Ok(events.filter(|event| event["user"]["username"] == user.as_str()).collect())
+    Ok(events.filter(|event| event.user.username == user).collect())
 }
 
-/// Every request that the API server has answered and whose line in the log contains `mark`: to read them all takes
-/// seconds.
-pub(crate) fn events(cluster: &Cluster, mark: &str) -> Result<Vec<Value>> {
+/// Every request that the API server has answered and whose line in the log contains `mark`.
+pub(crate) fn events(cluster: &Cluster, mark: &str) -> Result<Vec<AuditEvent>> {
     let node = cluster.node().context("a node of our own")?;
-    let log = fs::read_to_string(node.control_plane().audit_log())?;
-    let lines = log.lines().filter(|line| line.contains(mark));
-    Ok(lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()).collect())
+    Ok(AuditEvent::read(&node.control_plane().audit_log(), mark)?)
 }
 
 /// The pod that a request came from, by its token.
-pub(crate) fn pod_of(request: &Value) -> Option<&str> {
-    request["user"]["extra"]["authentication.kubernetes.io/pod-name"][0].as_str()
+pub(crate) fn pod_of(request: &AuditEvent) -> Option<&str> {
+    request.user.pod_name()
 }
 
 /// Waits for something to be there.

@@ -206,9 +206,9 @@ pub(crate) fn restarted_for_the_lock_only(space: Space<'_>) -> Result<()> {
 /// Refuses a list or watch of websites by the operator that asks for more than its share.
 pub(crate) fn all_asked_for_their_share(space: Space<'_>) -> Result<()> {
     let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
-    let lists = requests.iter().filter(|one| one["objectRef"]["resource"] == "websites");
-    let lists = lists.filter(|one| matches!(one["verb"].as_str(), Some("list" | "watch")));
-    let uris: Vec<&str> = lists.filter_map(|one| one["requestURI"].as_str()).collect();
+    let lists = requests.iter().filter(|one| one.object.resource == "websites");
+    let lists = lists.filter(|one| matches!(one.verb.as_str(), "list" | "watch"));
+    let uris: Vec<&str> = lists.map(|one| one.uri.as_str()).collect();
     let share = format!("labelSelector=shard%3D{}", space.name());
     ensure!(!uris.is_empty() && uris.iter().all(|uri| uri.contains(&share)), "{uris:?}");
     Ok(())
@@ -256,14 +256,13 @@ impl<'a> Watches<'a> {
     /// Each list and watch that was answered, by its id, with its URI.
     fn asked(&self) -> Result<Vec<(String, String)>> {
         let requests = mesh::requests(self.space.cluster(), self.space.name(), NAME)?;
-        let asked = requests.iter().filter(|one| {
-            one["objectRef"]["resource"] == "websites"
-                && matches!(one["verb"].as_str(), Some("list" | "watch"))
-                && one["responseStatus"]["code"] == 200
+        let asked = requests.into_iter().filter(|one| {
+            one.object.resource == "websites"
+                && matches!(one.verb.as_str(), "list" | "watch")
+                && one.response_status.code == 200
                 && mesh::pod_of(one) == Some(&self.pod)
         });
-        let of = |one: &Value| Some((one["auditID"].as_str()?.into(), one["requestURI"].as_str()?.into()));
-        asked.map(|one| of(one).context("an id and a URI")).collect()
+        Ok(asked.map(|one| (one.id, one.uri)).collect())
     }
 }
 
@@ -272,11 +271,10 @@ impl<'a> Watches<'a> {
 pub(crate) fn all_came_from(space: Space<'_>, sources: &[String]) -> Result<usize> {
     let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
     for request in &requests {
-        let from = request["sourceIPs"][0].as_str().context("a source")?;
-        ensure!(sources.iter().any(|source| source == from), "past the proxy: {request}");
+        let from = request.sources.first().context("a source")?;
+        ensure!(sources.contains(from), "past the proxy: {request:?}");
         let by = if mesh::pod_of(request) == Some(CLIENT) { "kubectl/" } else { PROGRAM };
-        let agent = request["userAgent"].as_str().context("a user agent")?;
-        ensure!(agent.starts_with(by), "by another program: {request}");
+        ensure!(request.user_agent.starts_with(by), "by another program: {request:?}");
     }
     Ok(requests.len())
 }

@@ -174,10 +174,10 @@ impl<'a> Before<'a> {
 /// The account of the node's proxies was refused nothing, and has done all that it may.
 fn did_what_they_may(cluster: &Cluster) -> Result<()> {
     let requests = mesh::requests(cluster, mesh::NAMESPACE, "ctrlmesh-node")?;
-    let refused = requests.iter().find(|one| one["annotations"]["authorization.k8s.io/decision"] == "forbid");
+    let refused = requests.iter().find(|one| one.is_forbidden());
     ensure!(refused.is_none(), "{refused:?}");
-    let asked = requests.iter().filter_map(|one| Some((one["verb"].as_str()?, one["objectRef"]["resource"].as_str()?)));
-    let asked: BTreeSet<(&str, &str)> = asked.collect();
+    let asked = requests.iter().filter(|one| !one.object.resource.is_empty());
+    let asked: BTreeSet<(&str, &str)> = asked.map(|one| (&*one.verb, &*one.object.resource)).collect();
     let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "namespaces")];
     ensure!(asked == may.into(), "{asked:?}");
     Ok(())

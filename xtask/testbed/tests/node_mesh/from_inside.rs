@@ -80,9 +80,8 @@ fn exec_logs_and_port_forward_work_from_an_enrolled_pod() -> Result<()> {
             operator::all_came_from(space, &[mesh::address(cluster)?])?;
             let requests = mesh::requests(cluster, space.name(), NAME)?;
             for looked in ["exec", "log", "portforward"] {
-                let its = requests
-                    .iter()
-                    .filter(|one| one["objectRef"]["subresource"] == looked && mesh::pod_of(one) == Some(CLIENT));
+                let its =
+                    requests.iter().filter(|one| one.object.subresource == looked && mesh::pod_of(one) == Some(CLIENT));
                 ensure!(its.count() > 0, "no {looked} from within");
             }
         }

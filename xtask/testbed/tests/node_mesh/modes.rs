@@ -8,6 +8,7 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_runtime::sync::{read, write};
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::{Space, skipped};
 use serde_json::{Value, json};
 use xtask::images::Image;
@@ -194,8 +195,8 @@ fn a_pod_that_is_not_enrolled_sees_everything() -> Result<()> {
             let address = pods[0]["status"]["podIP"].as_str().context("an address")?.to_owned();
             let name = pods[0]["metadata"]["name"].as_str().context("a name")?;
             let requests = mesh::requests(space.cluster(), space.name(), operator::NAME)?;
-            let own: Vec<&Value> = requests.iter().filter(|one| mesh::pod_of(one) == Some(name)).collect();
-            ensure!(!own.is_empty() && own.iter().all(|one| one["sourceIPs"][0] == address.as_str()));
+            let own: Vec<&AuditEvent> = requests.iter().filter(|one| mesh::pod_of(one) == Some(name)).collect();
+            ensure!(!own.is_empty() && own.iter().all(|one| one.sources.first() == Some(&address)));
         }
         // It would go on to work on what other tests make.
         operator::end(space)

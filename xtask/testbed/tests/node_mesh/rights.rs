@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::{Cluster, retry};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::core::v1::Namespace;
@@ -10,7 +11,6 @@ use kube::api::{Api, PostParams};
 use kube::core::ApiResource;
 use kube::discovery::Scope;
 use kube::{Client, Discovery};
-use serde_json::Value;
 
 use crate::mesh::{self, NAMESPACE, kubectl, until};
 
@@ -240,18 +240,16 @@ fn labels_are_repaired_at_low_priority() -> Result<()> {
         if cluster.node().is_none() {
             return Ok(());
         }
-        let of_it = |one: &Value| one["verb"] == "patch" && one["objectRef"]["name"] == space.name();
+        let of_it = |one: &AuditEvent| one.verb == "patch" && one.object.name == space.name();
         let patches = until("the log to say who did it", || {
             let requests = mesh::requests(cluster, NAMESPACE, "ctrlmesh-manager")?.into_iter();
-            let patches: Vec<Value> = requests.filter(of_it).collect();
+            let patches: Vec<AuditEvent> = requests.filter(of_it).collect();
             Ok((!patches.is_empty()).then_some(patches))
         })?;
         let background = format!("system:serviceaccount:{NAMESPACE}:ctrlmesh-manager-background");
-        let is_background = |one: &Value| one["impersonatedUser"]["username"] == background;
+        let is_background = |one: &AuditEvent| one.impersonated_user.username == background;
         ensure!(patches.iter().all(is_background), "{patches:?}");
-        let agent = |one: &Value| {
-            one["userAgent"].as_str().is_some_and(|agent| agent.starts_with("ctrlmesh-manager-background/"))
-        };
+        let agent = |one: &AuditEvent| one.user_agent.starts_with("ctrlmesh-manager-background/");
         ensure!(patches.iter().all(agent), "{patches:?}");
         Ok(())
     })

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_runtime::sync::write;
 use ctrlmesh_testbed::Cluster;
-use serde_json::Value;
+use ctrlmesh_testbed::audit_log::AuditEvent;
 
 use crate::mesh::operator::EVERYBODYS;
 use crate::mesh::{self, checkout, json, kubectl, until};
@@ -27,14 +27,14 @@ fn website(cluster: &Cluster, namespace: &str) -> Result<()> {
 }
 
 /// Who wrote pages, and in which namespaces, as the audit log has it.
-fn writers(requests: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
+fn writers(requests: &[AuditEvent]) -> BTreeMap<String, BTreeSet<String>> {
     let mut writers: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for request in requests {
-        let object = &request["objectRef"];
-        let ours = SHOPS.iter().any(|shop| object["namespace"] == *shop);
-        let written = ours && request["verb"] == "create" && object["resource"] == "configmaps";
-        if let (true, Some(pod), Some(namespace)) = (written, mesh::pod_of(request), object["namespace"].as_str()) {
-            writers.entry(pod.to_owned()).or_default().insert(namespace.to_owned());
+        let object = &request.object;
+        let ours = SHOPS.contains(&object.namespace.as_str());
+        let written = ours && request.verb == "create" && object.resource == "configmaps";
+        if let (true, Some(pod)) = (written, mesh::pod_of(request)) {
+            writers.entry(pod.to_owned()).or_default().insert(object.namespace.clone());
         }
     }
     writers
@@ -95,15 +95,15 @@ fn each_has_its_share(cluster: &Cluster) -> Result<()> {
     ensure!(one.len() + other.len() == SHOPS.len(), "{writers:?}");
     let address = mesh::address(cluster)?;
     for request in &requests {
-        ensure!(request["sourceIPs"][0] == address.as_str(), "past the proxy: {request}");
+        ensure!(request.sources.first() == Some(&address), "past the proxy: {request:?}");
     }
     // What is asked for is only the share, from the first request on.
-    let lists = requests.iter().filter(|request| {
-        request["objectRef"]["resource"] == "websites" && matches!(request["verb"].as_str(), Some("list" | "watch"))
-    });
+    let lists = requests
+        .iter()
+        .filter(|request| request.object.resource == "websites" && matches!(request.verb.as_str(), "list" | "watch"));
     let mut selected = 0;
     for list in lists {
-        let uri = list["requestURI"].as_str().context("a URI")?;
+        let uri = &list.uri;
         ensure!(uri.contains("labelSelector=ctrlmesh.kusionstack.io%2Fsharding-hash"), "{uri}");
         selected += 1;
     }
