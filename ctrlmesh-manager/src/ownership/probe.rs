@@ -68,7 +68,7 @@ fn read(message: &str) -> Answer {
 ///
 /// # Errors
 /// Why they prove nothing: the first endpoint that does not enforce this revision.
-pub(super) fn judge(revision: &str, answers: &[(SocketAddr, Answer)]) -> Result<Proof, String> {
+pub(super) fn proof(revision: &str, answers: &[(SocketAddr, Answer)]) -> Result<Proof, String> {
     let shown = |(address, answer): &(SocketAddr, Answer)| match answer {
         Answer::Enforces { revision: shown, epoch } if shown == revision => Ok(*epoch),
         Answer::Enforces { .. } => Err(format!("{address} still enforces another revision")),
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_least_epoch_of_all_endpoints_counts() {
-        let proof = judge("r", &all([enforces("r", 9), enforces("r", 7), enforces("r", 8)]));
+        let proof = proof("r", &all([enforces("r", 9), enforces("r", 7), enforces("r", 8)]));
         assert_eq!(proof, Ok(Proof { revision: "r".to_owned(), epoch: 7, endpoints: 3 }));
     }
 
@@ -124,8 +124,8 @@ mod tests {
             (enforces("old", 99), "192.0.2.1:2 still enforces another revision"),
             (unclear, "192.0.2.1:2: silent"),
         ] {
-            assert_eq!(judge("r", &all([enforces("r", 9), other])), Err(why.to_owned()));
+            assert_eq!(proof("r", &all([enforces("r", 9), other])), Err(why.to_owned()));
         }
-        assert!(judge("r", &[]).is_err(), "nobody was asked");
+        assert!(proof("r", &[]).is_err(), "nobody was asked");
     }
 }

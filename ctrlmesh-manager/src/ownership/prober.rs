@@ -1,7 +1,7 @@
 //! Keeps what every root's fence has been shown to enforce up to date.
 //!
 //! A root is asked about at once when its table or its policy changes, then at growing intervals until every endpoint
-//! has shown both, and seldom after that. Several roots are asked about at the same time.
+//! has shown both, and at long intervals after that. Several roots are asked about at the same time.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -82,9 +82,9 @@ struct Round {
     clients: Clients,
 }
 
-/// What is known of one root.
+/// How one root is asked about, and what its endpoints have proved.
 #[derive(Debug)]
-struct Known {
+struct RootProbe {
     question: Question,
     /// Of its table.
     version: Version,
@@ -100,35 +100,35 @@ struct Known {
 impl<Dial: Fn(SocketAddr) -> Option<Client>> Prober<'_, Dial> {
     /// Asks until it is dropped.
     pub(super) async fn run(&self, mut targets: watch::Receiver<Targets>) {
-        let (mut roots, mut clients) = (BTreeMap::<String, Known>::new(), Clients::new());
+        let (mut probes, mut clients) = (BTreeMap::<String, RootProbe>::new(), Clients::new());
         let mut changes = self.cache.changes();
         let mut rounds = FuturesUnordered::new();
         loop {
-            let open = follow(&targets.borrow_and_update(), &mut roots, Instant::now());
+            let open = follow(&targets.borrow_and_update(), &mut probes, Instant::now());
             changes.mark_unchanged();
             for (root, version) in self.cache.in_configs(fence_plan::fenced_version) {
-                if let Some(known) = roots.get_mut(&root) {
-                    known.follow(version, Instant::now());
+                if let Some(probe) = probes.get_mut(&root) {
+                    probe.follow(version, Instant::now());
                 }
             }
             let now = Instant::now();
-            for (root, known) in roots.iter_mut().filter(|(_, known)| !known.is_busy && known.due <= now) {
-                known.is_busy = true;
-                rounds.push(self.round(root.clone(), known.question.clone(), clients.clone()));
+            for (root, probe) in probes.iter_mut().filter(|(_, probe)| !probe.is_busy && probe.due <= now) {
+                probe.is_busy = true;
+                rounds.push(self.round(root.clone(), probe.question.clone(), clients.clone()));
             }
-            self.publish(&open, &roots);
-            let waiting = roots.values().filter(|known| !known.is_busy);
-            let due = waiting.map(|known| known.due).min().unwrap_or(now + CALM);
+            self.publish(&open, &probes);
+            let waiting = probes.values().filter(|probe| !probe.is_busy);
+            let due = waiting.map(|probe| probe.due).min().unwrap_or(now + CALM);
             tokio::select! {
                 ok = targets.changed() => if ok.is_err() { return std::future::pending().await },
                 // The cache outlives this.
                 _ = changes.changed() => {}
                 Some(Round { root, question, answers, clients: all }) = rounds.next() => {
                     clients = all;
-                    if let Some(known) = roots.get_mut(&root) {
-                        known.is_busy = false;
-                        if known.question == question {
-                            known.take(&root, answers, Instant::now());
+                    if let Some(probe) = probes.get_mut(&root) {
+                        probe.is_busy = false;
+                        if probe.question == question {
+                            probe.take(&root, answers, Instant::now());
                         }
                     }
                 }
@@ -183,9 +183,9 @@ impl<Dial: Fn(SocketAddr) -> Option<Client>> Prober<'_, Dial> {
         Ok(time::timeout(DEADLINE, work).await.map_err(|_elapsed| TableError::Slow)??)
     }
 
-    fn publish(&self, open: &States, roots: &BTreeMap<String, Known>) {
-        let known = roots.iter().map(|(root, known)| (root.clone(), known.state()));
-        let now: States = open.iter().map(|(root, state)| (root.clone(), state.clone())).chain(known).collect();
+    fn publish(&self, open: &States, probes: &BTreeMap<String, RootProbe>) {
+        let asked = probes.iter().map(|(root, probe)| (root.clone(), probe.state()));
+        let now: States = open.iter().map(|(root, state)| (root.clone(), state.clone())).chain(asked).collect();
         self.states.send_if_modified(|before| {
             let differs = **before != now;
             if differs {
@@ -201,19 +201,19 @@ async fn ask(clients: &Clients, question: &Question) -> Vec<(SocketAddr, Answer)
 }
 
 /// Takes over what is to be asked; returns the roots about which nobody need be asked.
-fn follow(targets: &Targets, roots: &mut BTreeMap<String, Known>, now: Instant) -> States {
+fn follow(targets: &Targets, probes: &mut BTreeMap<String, RootProbe>, now: Instant) -> States {
     let is_asked = |root: &String| matches!(targets.get(root), Some(Target::Ask(_)));
-    roots.retain(|root, _| is_asked(root));
+    probes.retain(|root, _| is_asked(root));
     let mut open = States::new();
     for (root, target) in targets {
         match target {
             Target::Open(why) => drop(open.insert(root.clone(), FenceState::Open(why.clone()))),
             Target::Ask(question) => {
-                let known = roots.entry(root.clone()).or_insert_with(|| Known::new(question.clone(), now));
-                if known.question != *question {
-                    let is_busy = known.is_busy;
-                    let version = known.version.clone();
-                    *known = Known { version, is_busy, ..Known::new(question.clone(), now) };
+                let probe = probes.entry(root.clone()).or_insert_with(|| RootProbe::new(question.clone(), now));
+                if probe.question != *question {
+                    let is_busy = probe.is_busy;
+                    let version = probe.version.clone();
+                    *probe = RootProbe { version, is_busy, ..RootProbe::new(question.clone(), now) };
                 }
             }
         }
@@ -221,7 +221,7 @@ fn follow(targets: &Targets, roots: &mut BTreeMap<String, Known>, now: Instant) 
     open
 }
 
-impl Known {
+impl RootProbe {
     fn new(question: Question, now: Instant) -> Self {
         Self { question, version: Version::default(), proof: None, failing: None, rounds: 0, due: now, is_busy: false }
     }
@@ -242,7 +242,7 @@ impl Known {
                 Answer::Unclear { .. } => false,
             })
         });
-        match answers.and_then(|answers| probe::judge(&self.question.revision, &answers)) {
+        match answers.and_then(|answers| probe::proof(&self.question.revision, &answers)) {
             Ok(proof) => {
                 if self.proof.is_none() {
                     info!(
