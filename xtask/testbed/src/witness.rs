@@ -1,4 +1,4 @@
-//! Judges by audit logs whether an operator's objects ever had two writers.
+//! Checks by audit logs whether an operator's objects ever had two writers.
 //!
 //! The witness reads the logs of all API servers, and believes nothing else. Writes are ordered by the version of the
 //! object that each made: all API servers have it from one etcd. The ownership table in force is that of the root
@@ -6,7 +6,7 @@
 //! the operator's kinds ([`crate::Options::audit_bodies`]). A write that left no version, as the last of a deleted
 //! object, is placed by its time: it counts as wrong where every table of its time forbids it.
 //!
-//! Pure, but for [`Witness::read`]. A `deletecollection` is not judged: the log does not say what it deleted.
+//! Pure, but for [`Witness::read`]. A `deletecollection` is not checked: the log does not say what it deleted.
 
 mod event;
 mod tables;
@@ -29,9 +29,9 @@ use tables::Tables;
 pub use event::{Author, Object};
 pub use verdict::{Fault, Verdict};
 
-/// Whose objects are judged.
+/// The operator whose writes are checked.
 #[derive(Clone, Debug)]
-pub struct Judged {
+pub struct OperatorUnderTest {
     /// The namespace of the operator and its root.
     pub namespace: String,
     /// The service account of the operator's pods.
@@ -47,7 +47,7 @@ pub struct Judged {
 /// What the logs said so far.
 #[derive(Clone, Debug)]
 pub struct Witness {
-    judged: Judged,
+    operator: OperatorUnderTest,
     writes: Vec<Write>,
     roots: Vec<Write>,
     /// The latest moment that a log speaks of.
@@ -56,8 +56,8 @@ pub struct Witness {
 
 impl Witness {
     /// Has heard nothing yet.
-    pub fn of(judged: Judged) -> Self {
-        Self { judged, writes: Vec::new(), roots: Vec::new(), latest: jiff::Timestamp::MIN }
+    pub fn of(operator: OperatorUnderTest) -> Self {
+        Self { operator, writes: Vec::new(), roots: Vec::new(), latest: jiff::Timestamp::MIN }
     }
 
     /// Hears one line of a log; what is no event, or no write that came about, says only what time it is.
@@ -65,7 +65,7 @@ impl Witness {
         let Some(event) = event::parse(line) else { return };
         self.latest = self.latest.max(event.answered);
         let Some(write) = event.write else { return };
-        let Judged { namespace, root, resources, .. } = &self.judged;
+        let OperatorUnderTest { namespace, root, resources, .. } = &self.operator;
         if write.object.resource == ROOTS && write.object.namespace == *namespace && write.object.name == *root {
             self.roots.push(write);
         } else if resources.contains(&write.object.resource) {
@@ -84,10 +84,10 @@ impl Witness {
         Ok(())
     }
 
-    /// Judges all that was heard.
+    /// Checks all that was heard.
     pub fn verdict(&self) -> Verdict {
-        let tables = Tables::of(&self.roots, self.judged.hash);
-        verdict::judge(&self.judged, &self.writes, &tables, self.latest)
+        let tables = Tables::of(&self.roots, self.operator.hash);
+        verdict::check(&self.operator, &self.writes, &tables, self.latest)
     }
 }
 

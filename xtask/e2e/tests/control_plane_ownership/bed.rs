@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::{NamespaceHash, Slot};
-use ctrlmesh_testbed::witness::{self, Judged, Verdict, Witness};
+use ctrlmesh_testbed::witness::{self, OperatorUnderTest, Verdict, Witness};
 use ctrlmesh_testbed::{ControlPlane, Entered, Network, Options, retry, skipped};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
@@ -56,7 +56,7 @@ pub(crate) struct Bed {
     pub(crate) plane: ControlPlane,
     pub(crate) client: Client,
     /// Whether the verdict was good; else what was said is kept.
-    pub(crate) is_judged: bool,
+    pub(crate) has_passed: bool,
     _entered: Entered,
     _network: Network,
 }
@@ -91,7 +91,7 @@ impl Bed {
             managers: Vec::new(),
             plane,
             client,
-            is_judged: false,
+            has_passed: false,
             _entered: entered,
             _network: network,
         };
@@ -282,22 +282,22 @@ impl Bed {
         .await
     }
 
-    /// Ends the load, waits until all is worked on, ends all pods, and judges; no slot may have been nobody's for
-    /// longer than `bound`.
+    /// Ends the load, waits until all is worked on, ends all pods, and checks the writes; no slot may have been
+    /// nobody's for longer than `bound`.
     pub(crate) async fn verdict(&mut self, load: Load, bound: Duration) -> Result<Verdict> {
         load.finish().await?;
         let all_done = self.until_none_missed().await;
-        let verdict = self.judge()?;
+        let verdict = self.check_writes()?;
         all_done?;
         verdict.ensure_clean(bound)?;
-        self.is_judged = true;
+        self.has_passed = true;
         Ok(verdict)
     }
 
-    /// Ends all pods, and judges by what the API servers logged.
-    pub(crate) fn judge(&mut self) -> Result<Verdict> {
+    /// Ends all pods, and checks the writes by what the API servers logged.
+    pub(crate) fn check_writes(&mut self) -> Result<Verdict> {
         self.pods.clear();
-        let mut witness = Witness::of(Judged {
+        let mut witness = Witness::of(OperatorUnderTest {
             namespace: OPERATOR.to_owned(),
             account: ACCOUNT.to_owned(),
             root: ROOT.to_owned(),
@@ -347,7 +347,7 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        if self.is_judged {
+        if self.has_passed {
             return;
         }
         // What was said outlives the test that failed.

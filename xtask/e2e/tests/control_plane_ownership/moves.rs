@@ -64,10 +64,10 @@ async fn without_a_fence_the_former_owner_writes_on() -> Result<()> {
     bed.settled(|table| slots_of(table, CANARY) == slots).await?;
     let moved = teams_of(&slice(0)?.symmetric_difference(&slots).copied().collect());
     bed.until_written(&moved, 8).await?;
-    let verdict = bed.judge()?;
+    let verdict = bed.check_writes()?;
     ensure!(!verdict.late.is_empty(), "{verdict}");
     ensure!(verdict.late.iter().all(|fault| moved.contains(&fault.object.namespace)), "only what moved: {verdict}");
-    bed.is_judged = true;
+    bed.has_passed = true;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ctrlmesh_common::slots::NamespaceHash;
 use serde_json::{Value, json};
 
-use super::{Judged, Verdict, Witness, missed};
+use super::{OperatorUnderTest, Verdict, Witness, missed};
 
 /// The pods, and for whom each writes at first.
 const PODS: [(&str, &str); 3] = [("a-0", "op-a"), ("b-0", "op-b"), ("old-0", "unsharded")];
@@ -53,7 +53,8 @@ impl Log {
         let root = json!({"resource": "shardingconfigs", "apiGroup": "ctrlmesh.kusionstack.io", "namespace": "ops",
             "name": "op-root", "subresource": "status"});
         let uid = self.root.to_string();
-        let made = json!({"metadata": {"resourceVersion": version.to_string(), "uid": uid}, "status": {"ownership": table}});
+        let made =
+            json!({"metadata": {"resourceVersion": version.to_string(), "uid": uid}, "status": {"ownership": table}});
         self.line(version, &root, ("manager", None), Some(&made));
     }
 
@@ -82,7 +83,7 @@ impl Log {
 
     fn verdict(&self) -> Verdict {
         // As of two API servers, one log after the other.
-        let mut witness = Witness::of(Judged {
+        let mut witness = Witness::of(OperatorUnderTest {
             namespace: "ops".to_owned(),
             account: "op".to_owned(),
             root: "op-root".to_owned(),
@@ -218,7 +219,7 @@ fn a_write_without_version_is_placed_by_its_time() {
 }
 
 #[test]
-fn who_is_no_pod_of_the_operator_is_not_judged() {
+fn who_is_no_pod_of_the_operator_is_not_checked() {
     let mut log = Log::of_a_move();
     log.write(23, "b-0");
     let made = |version: &str| json!({"metadata": {"resourceVersion": version}});
@@ -245,7 +246,7 @@ fn refusals_and_dry_runs_are_no_writes() {
 #[test]
 fn a_log_without_writes_proves_nothing() {
     let error = Log::of_a_move().verdict().ensure_clean(BOUND).unwrap_err().to_string();
-    assert!(error.starts_with("no write was judged"), "{error}");
+    assert!(error.starts_with("no write was checked"), "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
 
-use super::Judged;
+use super::OperatorUnderTest;
 use super::event::{Author, Object, Write};
 use super::tables::{Owner, Table, Tables};
 
@@ -17,7 +17,7 @@ const SHOWN: usize = 5;
 /// What came out.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// How many writes of the operator's pods were judged.
+    /// How many writes of the operator's pods were checked.
     pub writes: usize,
     /// How many of the operator's pods made them.
     pub authors: usize,
@@ -69,7 +69,7 @@ impl Verdict {
     /// # Errors
     /// Where it is not so; the error says what was found.
     pub fn ensure_clean(&self, bound: Duration) -> Result<()> {
-        ensure!(self.writes > 0, "no write was judged, so nobody can tell: {self}");
+        ensure!(self.writes > 0, "no write was checked, so nobody can tell: {self}");
         let faults = self.shared.len() + self.late.len() + self.foreign.len();
         ensure!(faults == 0, "{self}");
         ensure!(self.longest_unowned() <= bound, "a slot was unowned for longer than {bound:?}: {self}");
@@ -123,9 +123,9 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Judges all writes; `latest` is when the logs end.
-pub(super) fn judge(judged: &Judged, writes: &[Write], tables: &Tables, latest: Timestamp) -> Verdict {
-    let user = format!("system:serviceaccount:{}:{}", judged.namespace, judged.account);
+/// Checks all writes; `latest` is when the logs end.
+pub(super) fn check(operator: &OperatorUnderTest, writes: &[Write], tables: &Tables, latest: Timestamp) -> Verdict {
+    let user = format!("system:serviceaccount:{}:{}", operator.namespace, operator.account);
     let mut by_object: BTreeMap<&Object, Vec<&Write>> = BTreeMap::new();
     for write in writes {
         by_object.entry(&write.object).or_default().push(write);
