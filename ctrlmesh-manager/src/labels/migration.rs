@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::api::{ManagerState, ManagerStateSpec, ManagerStateStatus};
+use ctrlmesh_common::api::{ManagerState, ManagerStateStatus};
 use ctrlmesh_common::names::{MANAGER_STATE, label};
 use ctrlmesh_runtime::sync::lock;
 use jiff::Timestamp;
@@ -31,7 +31,7 @@ use crate::rules::label_scheme::{Facts, Scheme, Step};
 use crate::rules::pod::PodName;
 use crate::rules::shard::Labelling;
 use crate::status::compute::Contact;
-use crate::status::status_writer::{StatusPermit, StatusWriter};
+use crate::status::status_writer::{StatusPermit, StatusWriter, read_or_create};
 use crate::telemetry;
 
 mod former_labels;
@@ -226,14 +226,8 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         status_writer: &mut StatusPermit<'_>,
     ) -> kube::Result<bool> {
         let api: Api<ManagerState> = Api::all(self.client.clone());
-        let found = match api.get_opt(MANAGER_STATE).await? {
-            Some(found) => found,
-            None if self.leadership.is_held() => {
-                let fresh = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
-                api.create(&PostParams::default(), &fresh).await?
-            }
-            None => return Ok(false),
-        };
+        let found = read_or_create(&api, || self.leadership.is_held()).await?;
+        let Some(found) = found else { return Ok(false) };
         let status = found.status.clone().unwrap_or_default();
         match status.labels.as_ref().map(Scheme::read) {
             // Another client wrote it meanwhile.

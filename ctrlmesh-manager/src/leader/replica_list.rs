@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use ctrlmesh_common::api::{ManagerEndpoint, ManagerPorts, ManagerState, ManagerStateSpec, ManagerStateStatus};
+use ctrlmesh_common::api::{ManagerEndpoint, ManagerPorts, ManagerState, ManagerStateStatus};
 use ctrlmesh_common::names::MANAGER_STATE;
 use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -15,7 +15,7 @@ use tokio::time;
 use tracing::warn;
 
 use crate::leader::lease::Leadership;
-use crate::status::status_writer::{StatusPermit, StatusWriter};
+use crate::status::status_writer::{StatusPermit, StatusWriter, read_or_create};
 
 const PERIOD: Duration = Duration::from_secs(5);
 
@@ -56,14 +56,8 @@ impl ReplicaList {
         let ours = format!("kubernetes.io/service-name={}", self.service);
         let slices = slices.list(&ListParams::default().labels(&ours)).await?.items;
         let states: Api<ManagerState> = Api::all(self.client.clone());
-        let state = match states.get_opt(MANAGER_STATE).await? {
-            Some(state) => state,
-            None if self.leadership.is_held() => {
-                let state = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
-                states.create(&PostParams::default(), &state).await?
-            }
-            None => return Ok(()),
-        };
+        let state = read_or_create(&states, || self.leadership.is_held()).await?;
+        let Some(state) = state else { return Ok(()) };
         let before = state.status.clone().unwrap_or_default();
         let after = status(&slices, &self.namespace, &self.replica, self.grpc, &before, Timestamp::now());
         if after != before && self.leadership.is_held() {

@@ -6,6 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_common::api::{ManagerState, ManagerStateSpec};
+use ctrlmesh_common::names::MANAGER_STATE;
+use kube::Api;
+use kube::api::PostParams;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{self, Instant};
 
@@ -45,6 +49,20 @@ impl Drop for StatusPermit<'_> {
         if self.writes {
             *self.last = Some(Instant::now());
         }
+    }
+}
+
+/// The `ManagerState`. Where there is none, one is created if `may_create`; else nothing.
+pub async fn read_or_create(
+    states: &Api<ManagerState>,
+    may_create: impl FnOnce() -> bool,
+) -> kube::Result<Option<ManagerState>> {
+    match states.get_opt(MANAGER_STATE).await? {
+        None if may_create() => {
+            let state = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
+            states.create(&PostParams::default(), &state).await.map(Some)
+        }
+        found => Ok(found),
     }
 }
 
