@@ -1,6 +1,7 @@
 //! Watches the API server and plans anew when something changes.
 
 pub mod backoff;
+pub mod write_error;
 pub mod served_resources;
 pub mod event_recorder;
 pub mod cache;

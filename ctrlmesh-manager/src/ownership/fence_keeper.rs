@@ -34,6 +34,7 @@ use super::prober::{Prober, Target, Targets};
 use crate::cluster::backoff::Backoff;
 use crate::cluster::cache::Cache;
 use crate::cluster::plan::Plans;
+use crate::cluster::write_error::{WriteError, within};
 use crate::telemetry;
 
 const FIELD_MANAGER: &str = "ctrlmesh-manager";
@@ -64,16 +65,6 @@ pub struct FenceKeeper<Dial, MayWrite> {
     /// Whether this replica leads now.
     pub may_write: MayWrite,
     pub states: watch::Sender<Arc<States>>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum WriteError {
-    #[error("the API server refused it")]
-    Refused(#[from] kube::Error),
-    #[error("the API server did not answer within {DEADLINE:?}")]
-    Slow,
-    #[error("this replica may not write any more")]
-    Lost,
 }
 
 /// When the policy of a root may be written again, and why it is not.
@@ -240,10 +231,9 @@ where
             if !(self.may_write)() {
                 return Err(WriteError::Lost);
             }
-            let written = time::timeout(DEADLINE, Box::pin(self.write_one(action))).await;
-            match written.map_err(|_elapsed| WriteError::Slow)? {
+            match within(DEADLINE, Box::pin(self.write_one(action))).await {
                 // Another version is there: a watch brings it.
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
+                Err(error) if error.is_conflict() => return Ok(()),
                 written => written?,
             }
         }

@@ -24,6 +24,7 @@ use super::fence_state::{FenceState, Proof, States, Unfenced};
 use super::fence_table::{self, Step, Version};
 use super::probe::{self, Answer, Question};
 use crate::cluster::cache::Cache;
+use crate::cluster::write_error::{WriteError, within};
 use crate::telemetry;
 
 /// First and longest delay while something is not shown yet.
@@ -45,14 +46,6 @@ const GRACE: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(2);
 
 const FIELD_MANAGER: &str = "ctrlmesh-manager";
-
-#[derive(Debug, thiserror::Error)]
-enum TableError {
-    #[error("the API server refused it")]
-    Refused(#[from] kube::Error),
-    #[error("the API server did not answer within {DEADLINE:?}")]
-    Slow,
-}
 
 pub(super) struct Prober<'a, Dial> {
     pub(super) client: &'a Client,
@@ -163,7 +156,7 @@ impl<Dial: Fn(SocketAddr) -> Option<Client>> Prober<'_, Dial> {
     }
 
     /// Writes the table of the root as it is in the cache, unless a newer one is there.
-    async fn write_table(&self, root: &str, question: &Question) -> Result<(), TableError> {
+    async fn write_table(&self, root: &str, question: &Question) -> Result<(), WriteError> {
         let mut found = self.cache.in_config(root, fence_table::data);
         let Some(wanted) = found.take() else { return Ok(()) };
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), self.home);
@@ -180,7 +173,7 @@ impl<Dial: Fn(SocketAddr) -> Option<Client>> Prober<'_, Dial> {
             let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
             if is_new { maps.create(&params, &map).await } else { maps.replace(&name, &params, &map).await }.map(drop)
         };
-        Ok(time::timeout(DEADLINE, work).await.map_err(|_elapsed| TableError::Slow)??)
+        within(DEADLINE, Box::pin(work)).await
     }
 
     fn publish(&self, open: &States, probes: &BTreeMap<String, RootProbe>) {

@@ -25,6 +25,7 @@ use tracing::{info, warn};
 use crate::cluster::backoff::Backoff;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::plan::{Plan, Plans};
+use crate::cluster::write_error::{WriteError, within};
 use crate::ownership::fence_state::FenceStates;
 use crate::rules::label_coverage::{self, LabelCoverages};
 use crate::rules::object_name::{full_name, name, namespace};
@@ -64,16 +65,6 @@ pub struct ClusterWriter<Contacts, Labels, MayWrite> {
     pub fences: FenceStates,
     /// Whether this replica leads now.
     pub may_write: MayWrite,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum WriteError {
-    #[error("the API server refused it")]
-    Refused(#[from] kube::Error),
-    #[error("the API server did not answer within {DEADLINE:?}")]
-    Slow,
-    #[error("this replica may not write any more")]
-    Lost,
 }
 
 type StatusEvents = (Box<ShardingConfig>, Vec<EventNote>);
@@ -148,9 +139,7 @@ where
 
     async fn attempt(&self, write: Write) -> (Write, Result<(), WriteError>) {
         let done = if (self.may_write)() {
-            let done = time::timeout(DEADLINE, self.write_one(&write)).await;
-            let done = done.map_err(|_elapsed| WriteError::Slow);
-            done.and_then(|done| done.map_err(WriteError::from))
+            within(DEADLINE, Box::pin(self.write_one(&write))).await
         } else {
             Err(WriteError::Lost)
         };
@@ -215,11 +204,9 @@ where
     async fn publish_events(&self, mut receiver: mpsc::Receiver<StatusEvents>) {
         while let Some((config, events)) = receiver.recv().await {
             for event in &events {
-                let published = time::timeout(DEADLINE, self.publish_event(&config, event)).await;
-                match published.map_err(|_elapsed| WriteError::Slow) {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => warn!(%error, reason = event.reason, "event not written"),
-                    Err(error) => warn!(%error, reason = event.reason, "event not written"),
+                if let Err(error) = within(DEADLINE, self.publish_event(&config, event)).await {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(error, reason = event.reason, "event not written");
                 }
             }
         }
@@ -280,7 +267,7 @@ fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
         Ok(()) => Outcome::Written,
         // Another writer was first, or this replica lost the Lease.
         Err(WriteError::Lost) => Outcome::Outdated,
-        Err(error) if is_conflict(&error) => Outcome::Outdated,
+        Err(error) if error.is_conflict() => Outcome::Outdated,
         Err(error) => {
             warn!(
                 write = write.kind(),
@@ -302,10 +289,6 @@ fn send_events(write: Write, outcome: Outcome, sender: &mpsc::Sender<StatusEvent
     {
         warn!(%error, "events not written");
     }
-}
-
-fn is_conflict(error: &WriteError) -> bool {
-    matches!(error, WriteError::Refused(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
 }
 
 #[cfg(test)]
