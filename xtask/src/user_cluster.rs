@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::kubectl;
 use crate::run::root;
@@ -30,6 +30,12 @@ const FOLDERS: [&str; 2] = ["deploy/example-operator/config/default", "deploy"];
 
 /// The kind that the example operator works on.
 const WEBSITES: &str = "websites.web.example.com";
+
+/// Our own kind that says how an operator is divided.
+const CONFIGS: &str = "shardingconfigs.ctrlmesh.kusionstack.io";
+
+/// How long a manager may take to let a root go: for 12 s, a pod that vanished counts as one that may write.
+const HANDED_BACK_WITHIN: &str = "--timeout=60s";
 
 /// The keys of the labels that the manager writes on what is everybody's.
 pub const KEYS: [&str; 3] =
@@ -98,6 +104,7 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
     // Until their pods are gone, too: they would put back what we take away.
     delete(&["deployment", OPERATOR, "--namespace", OPERATOR, "--cascade=foreground"]);
     delete(&["deployment", "--all-namespaces", "--selector", &made, "--cascade=foreground"]);
+    let remove_roots = remove_roots(kubeconfig);
     let remove_finalizers = remove_finalizers(kubeconfig);
     delete(&["namespace", "--selector", &made]);
     delete(&["clusterrolebinding", "--selector", &made]);
@@ -119,13 +126,36 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
         let words: Vec<&str> = ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
         ask(&words);
     }
-    failed.extend(remove_finalizers.err().map(|error| format!("{error:#}")));
+    let both = [remove_roots, remove_finalizers];
+    failed.extend(both.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")));
     ensure!(
         failed.is_empty(),
         "not everything could be taken out of the cluster: {}\nTry again: cargo xtask remove --kubeconfig {}",
         failed.join("; "),
         kubeconfig.display()
     );
+    Ok(())
+}
+
+/// Deletes what says how operators are divided. The manager keeps a fenced root until its shards own nothing, which takes
+/// seconds, since their pods are gone. Where no manager is left that would let it go, its finalizers are taken away, and
+/// before that the webhook that nobody answers.
+fn remove_roots(kubeconfig: &Path) -> Result<()> {
+    // Where there is no such kind, there is nothing to delete.
+    if ask(kubeconfig, &["get", CONFIGS, "--all-namespaces"], "").is_err() {
+        return Ok(());
+    }
+    let delete = ["delete", CONFIGS, "--all", "--all-namespaces", HANDED_BACK_WITHIN, "--request-timeout=0"];
+    if ask(kubeconfig, &delete, "").is_ok() {
+        return Ok(());
+    }
+    ask(kubeconfig, &["delete", "validatingwebhookconfiguration", "ctrlmesh", "--ignore-not-found"], "")?;
+    let lines = r#"jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{"\n"}{end}"#;
+    for line in ask(kubeconfig, &["get", CONFIGS, "--all-namespaces", "--output", lines], "")?.lines() {
+        let (namespace, name) = line.split_once(' ').context("a namespace and a name")?;
+        let none = r#"{"metadata": {"finalizers": null}}"#;
+        ask(kubeconfig, &["patch", CONFIGS, name, "--namespace", namespace, "--type=merge", "--patch", none], "")?;
+    }
     Ok(())
 }
 

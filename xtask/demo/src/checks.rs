@@ -39,6 +39,29 @@ pub(crate) fn changed(environment: &Environment, number: u64) -> Result<String> 
     Ok(format!("{objects} objects changed, and followed by the operator, in {took}"))
 }
 
+/// Changes every object; gives how long the operator took to follow, and how many bytes each replica received for it.
+pub(crate) fn followed(environment: &Environment) -> Result<(String, Vec<f64>)> {
+    let before = received(environment)?;
+    let seen = touched(environment)?;
+    let after = received(environment)?;
+    let more = |(pod, bytes): (&String, &f64)| {
+        let earlier = before.get(pod).with_context(|| format!("{pod} is new"))?;
+        Ok(bytes - earlier)
+    };
+    Ok((seen, after.iter().map(more).collect::<Result<_>>()?))
+}
+
+/// How many bytes each replica has received since it was started, as soon as all say so.
+fn received(environment: &Environment) -> Result<BTreeMap<String, f64>> {
+    // What they say is not older than this.
+    environment.observer.settle()?;
+    environment.until("each replica to say how many bytes it received", WHOLE_WITHIN, || {
+        let pods = environment.observer.world().pods.into_iter().filter(|(_, pod)| pod.ready);
+        let bytes = pods.map(|(name, pod)| Some((name, pod.received?)));
+        Ok(bytes.collect::<Option<BTreeMap<_, _>>>().filter(|bytes| !bytes.is_empty()))
+    })
+}
+
 /// What `ask` finds of who changed what of the work, from `start` until now, once all of that has been seen.
 pub(crate) fn written<T>(
     environment: &Environment,
@@ -91,12 +114,19 @@ fn come_from<'a>(requests: impl Iterator<Item = &'a RequestRecord>, own: &BTreeS
 }
 
 /// That every request of the operator since `start` came from a proxy, where their addresses are known, and in any case
-/// from an address that none of its pods has ever had, those that are gone again included.
-pub(crate) fn only_by_proxy(environment: &Environment, start: Timestamp) -> Result<String> {
+/// from an address that none of its pods has ever had, those that are gone again included. Pods that were never
+/// enrolled are left out.
+pub(crate) fn only_by_proxy(
+    environment: &Environment,
+    start: Timestamp,
+    unsharded: &BTreeSet<String>,
+) -> Result<String> {
     let span = start..environment.observer.settle()?;
     let (own, proxies) = (environment.observer.addresses(), environment.proxies()?);
-    let requests: Vec<RequestRecord> =
-        environment.observer.history(|history| history.requests(&span).cloned().collect());
+    let requests: Vec<RequestRecord> = environment.observer.history(|history| {
+        let enrolled = history.requests(&span).filter(|one| !unsharded.contains(&one.pod));
+        enrolled.cloned().collect()
+    });
     let is_seen = *environment.is_seen.get().context("nobody looked at its addresses before")?;
     by_proxy(&requests, &own, proxies.as_ref(), is_seen)
 }
@@ -162,15 +192,16 @@ pub(crate) fn only_retried(before: &BTreeMap<String, Answers>, after: &BTreeMap<
     ))
 }
 
-/// That each replica has asked for objects of work of its own shard's slots only.
-pub(crate) fn only_own(environment: &Environment, start: Timestamp) -> Result<String> {
+/// That each replica has asked for objects of work of its own shard's slots only. Pods that were never enrolled are left
+/// out.
+pub(crate) fn only_own(environment: &Environment, start: Timestamp, unsharded: &BTreeSet<String>) -> Result<String> {
     let divided: Vec<Resource> = environment.work.kinds().iter().map(|kind| kind.resource()).collect();
     let (shards, asked) = environment.observer.both(|world, history| {
         let of = |(pod, one): (&String, &Activity)| -> Vec<(String, ListOrWatch)> {
             one.asked().iter().map(|asked| (pod.clone(), asked.clone())).collect()
         };
         let mut all: Vec<_> = history.pods().iter().flat_map(of).collect();
-        all.retain(|(_, asked)| asked.at >= start && divided.contains(&asked.resource));
+        all.retain(|(pod, asked)| asked.at >= start && divided.contains(&asked.resource) && !unsharded.contains(pod));
         (world.shards.clone(), all)
     });
     environment.rules(|rules| rules.limit(&shards, &asked))?;

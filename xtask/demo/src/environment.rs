@@ -43,7 +43,7 @@ pub struct Environment {
     pub namespaces: usize,
     /// What one replica alone has made of it, once that is known.
     pub reference: OnceLock<OperatorObjects>,
-    /// How many bytes it received to know everything and to follow a change of all, once that is known.
+    /// How many bytes it received to follow a change of all, once that is known.
     pub alone: OnceLock<f64>,
     /// Whether the API server sees its requests come from its pods' own addresses, once that is known.
     pub is_seen: OnceLock<bool>,
@@ -154,26 +154,47 @@ impl Environment {
         })
     }
 
-    /// Enrols the operator's pods, from the next one that is made on.
+    /// Enrols the operator by a rolling update: labels its pods' template, and waits until the pods from before are gone.
     ///
     /// # Errors
-    /// Where the API server refuses it.
+    /// Where the API server refuses it, or the rollout does not end.
     pub fn enrol(&self) -> Result<()> {
-        let labels = json!({label::ENABLE_PROXY: "true"});
-        let template = json!({"spec": {"template": {"metadata": {"labels": labels}}}});
-        self.api.merge(&self.deployment(), &template).map(drop)
+        self.roll(&json!("true"))
     }
 
-    /// Writes the root ShardingConfig; `rule` is what its `spec.root` has beside prefix and target, by which the canary
-    /// gets these slots.
+    /// Takes the label out of the template again, and waits in the same way.
+    ///
+    /// # Errors
+    /// As [`Self::enrol`].
+    pub fn leave(&self) -> Result<()> {
+        self.roll(&Value::Null)
+    }
+
+    fn roll(&self, enrolled: &Value) -> Result<()> {
+        let names = || -> Result<BTreeSet<String>> {
+            let pods = self.pods()?;
+            Ok(pods.iter().filter_map(|pod| Some(pod["metadata"]["name"].as_str()?.to_owned())).collect())
+        };
+        let before = names()?;
+        let labels = json!({label::ENABLE_PROXY: enrolled});
+        let template = json!({"spec": {"template": {"metadata": {"labels": labels}}}});
+        self.api.merge(&self.deployment(), &template)?;
+        rolled_out(&self.cluster, self.operator().namespace, &format!("deployment/{}", self.operator().name))?;
+        let gone = || Ok(names()?.is_disjoint(&before).then_some(()));
+        self.until("the pods from before to be gone", ROLLED_OUT_WITHIN, gone)
+    }
+
+    /// Writes the root ShardingConfig, which the API server fences; `rule` is what its `spec.root` has beside prefix and
+    /// target, by which the canary gets these slots.
     ///
     /// # Errors
     /// Where the API server refuses it.
     pub fn shard(&self, canary: SlotSet, rule: &Value) -> Result<()> {
         self.rules(|rules| rules.begin(Timestamp::now(), canary));
         let Operator { namespace, name, lock, .. } = self.operator();
+        let selector = self.work.resource_selector();
         let mut root =
-            json!({"prefix": "share", "targetDeployment": name, "resourceSelector": self.work.resource_selector()});
+            json!({"prefix": "share", "targetDeployment": name, "resourceSelector": selector, "fence": "Server"});
         for (key, value) in rule.as_object().context("a rule")? {
             root[key] = value.clone();
         }
@@ -186,8 +207,21 @@ impl Environment {
         if let Some(lock) = lock {
             config["spec"]["controller"] = json!({"leaderElectionName": lock});
         }
-        let path = format!("/apis/{}/{}/namespaces/{namespace}/shardingconfigs/{name}", names::GROUP, names::VERSION);
-        self.api.apply(&path, &config).map(drop)
+        self.api.apply(&format!("{}/{name}", configs(namespace)), &config).map(drop)
+    }
+
+    /// Deletes the root ShardingConfig, and waits until it is gone: its finalizer stays until all is handed back.
+    ///
+    /// # Errors
+    /// Where the API server refuses it, or it stays.
+    pub fn unshard(&self) -> Result<()> {
+        let Operator { namespace, name, .. } = self.operator();
+        self.api.delete(&format!("{}/{name}", configs(namespace)), &json!({}))?;
+        self.until("the root to be gone", ROLLED_OUT_WITHIN, || {
+            let list = self.api.get(&configs(namespace))?;
+            let mut left = list["items"].as_array().into_iter().flatten();
+            Ok(left.all(|config| config["metadata"]["name"] != *name).then_some(()))
+        })
     }
 
     /// Makes the namespace of this number, with what the operator is to do there.
@@ -347,4 +381,9 @@ impl Environment {
     pub fn load(&self, pause: Duration) -> Load {
         Load::begin(self.api.clone(), self.work, self.paths(), pause)
     }
+}
+
+/// The path of the ShardingConfigs of a namespace.
+fn configs(namespace: &str) -> String {
+    format!("/apis/{}/{}/namespaces/{namespace}/shardingconfigs", names::GROUP, names::VERSION)
 }

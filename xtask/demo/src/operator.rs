@@ -21,8 +21,6 @@ pub struct Operator {
     pub label: &'static str,
     /// The name of its leader-election lock; none where it has none.
     pub lock: Option<&'static str>,
-    /// How many objects it works on at once.
-    pub workers: usize,
     /// Whether its status may say that an object is done before everything for it is made: then it is once the operator
     /// has written nothing for a while.
     pub settles: bool,
@@ -59,8 +57,6 @@ impl Operator {
             name: "example-operator",
             label: "app=example-operator",
             lock: Some("websites.web.example.com"),
-            // `--max-concurrent-reconciles`.
-            workers: 2,
             settles: false,
             resource: Resource::new("web.example.com", "websites"),
             work: "/apis/web.example.com/v1alpha1/websites",
@@ -77,8 +73,6 @@ impl Operator {
             name: "prometheus-operator",
             label: "app.kubernetes.io/name=prometheus-operator",
             lock: None,
-            // One makes what is asked for, one writes the status: `pkg/operator/resource_reconciler.go`, `Run`.
-            workers: 2,
             settles: true,
             resource: Resource::new("monitoring.coreos.com", "prometheuses"),
             work: "/apis/monitoring.coreos.com/v1/prometheuses",
@@ -86,6 +80,11 @@ impl Operator {
             reconciles: "prometheus_operator_reconcile_operations_total",
             answers: ("prometheus_operator_kubernetes_client_http_requests_total", "status_code"),
         }
+    }
+
+    /// How many replicas of it run while nothing is divided: where it has no lock, several would all work.
+    pub fn replicas_alone(&self) -> usize {
+        if self.lock.is_some() { 3 } else { 1 }
     }
 
     /// What `found` says.

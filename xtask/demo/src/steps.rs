@@ -14,6 +14,8 @@ use crate::rules::third;
 mod failures;
 mod share;
 
+mod enrolment;
+
 /// How many of the first namespaces a change of the rule moves.
 const MOVED: usize = 20;
 
@@ -38,14 +40,15 @@ pub const REFERENCE: Step = Step {
 /// From one replica to three.
 pub const SHARDS: Step = Step {
     title: "a root ShardingConfig and one label: shards appear",
-    promise: "three replicas each work on a third; nothing is unowned, nothing owned twice, and nothing gets past the proxy",
-    run: share::sharded,
+    promise: "a rolling update under load: three replicas each work on a third, and none gets past the proxy; each object \
+              changes its author once, from the old leader to its shard's replica",
+    run: enrolment::sharded,
 };
 
 /// The rule changes.
 pub const CANARY: Step = Step {
     title: "a canary slice moves to replica 0",
-    promise: "no restart; no object missed; when it has moved, none is changed by two",
+    promise: "no restart; no object missed; the old owner changes nothing after the new one",
     run: share::canary,
 };
 
@@ -89,6 +92,13 @@ pub const END: Step = Step {
     title: "everything is set back to what it was at first",
     promise: "the end state is what one replica alone has made",
     run: share::end_state,
+};
+
+/// The operator is as it was before.
+pub const LEAVE: Step = Step {
+    title: "the label goes, and then the root: the operator leaves",
+    promise: "a rolling update under load: each object changes its author once, from its shard's replica to the new leader",
+    run: enrolment::left,
 };
 
 /// The steps of the demo.

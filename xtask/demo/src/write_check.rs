@@ -6,17 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, ensure};
+use ctrlmesh_common::ownership::UNSHARDED;
 use jiff::Timestamp;
 
-use crate::audit::Object;
+use crate::audit::{Object, Resource};
 use crate::history::{AuditHistory, Conflict, Span, Write};
-use crate::view::{Table, World};
+use crate::view::{Replica, Table, World};
 
 /// The groups that serve Events. An Event records what was done before, and belongs to no share, so that no fence
 /// refuses it. client-go's recorder sends it from a queue: it may arrive after the object has moved.
 const EVENT_GROUPS: [&str; 2] = ["", "events.k8s.io"];
 
-/// Which shard each replica is of.
+/// Which shard each replica is of; [`UNSHARDED`] where it is of none.
 pub(crate) type Shards = BTreeMap<String, String>;
 
 /// Who changed what of the work.
@@ -24,6 +25,19 @@ pub(crate) type Shards = BTreeMap<String, String>;
 pub(crate) struct WriteCheck<'a> {
     history: &'a AuditHistory,
     spaces: BTreeSet<&'a str>,
+    /// Of which kinds; of all where none are named.
+    kinds: BTreeSet<Resource>,
+}
+
+/// What was changed while namespaces moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MovedObjects {
+    /// How many changes there were.
+    pub(crate) changes: usize,
+    /// Of how many objects.
+    pub(crate) objects: usize,
+    /// How many of these both their owners changed.
+    pub(crate) both: usize,
 }
 
 /// What `ask` finds of what was from `start` until now. `settle` waits until all of it has been seen, and says until
@@ -39,14 +53,19 @@ pub(crate) fn once_seen<T>(
 
 /// The shard of each replica of a table.
 pub(crate) fn shards_of(table: &Table) -> Shards {
-    let replicas = table.replicas.iter();
-    replicas.filter_map(|(pod, one)| Some((pod.clone(), one.shard.clone()?))).collect()
+    let shard = |one: &Replica| one.shard.clone().unwrap_or_else(|| UNSHARDED.to_owned());
+    table.replicas.iter().map(|(pod, one)| (pod.clone(), shard(one))).collect()
 }
 
 impl<'a> WriteCheck<'a> {
     /// Of the work that there is in `world`, or ever was.
     pub(crate) fn of(world: &'a World, history: &'a AuditHistory) -> Self {
-        Self { history, spaces: world.spaces.iter().map(String::as_str).collect() }
+        Self { history, spaces: world.spaces.iter().map(String::as_str).collect(), kinds: BTreeSet::new() }
+    }
+
+    /// Of these kinds only. Those that a root divides are fenced, and no others.
+    pub(crate) fn of_kinds(self, kinds: impl IntoIterator<Item = Resource>) -> Self {
+        Self { kinds: kinds.into_iter().collect(), ..self }
     }
 
     /// The changes in a span.
@@ -64,7 +83,8 @@ impl<'a> WriteCheck<'a> {
     fn is_work(&self, object: &Object) -> bool {
         let resource = &object.resource;
         let is_event = resource.plural == "events" && EVENT_GROUPS.contains(&&*resource.group);
-        !is_event && self.spaces.contains(object.namespace.as_str())
+        let is_asked = self.kinds.is_empty() || self.kinds.contains(resource);
+        !is_event && is_asked && self.spaces.contains(object.namespace.as_str())
     }
 
     /// That something was changed, and no object by two replicas, in a span in which nothing moves.
@@ -90,51 +110,39 @@ impl<'a> WriteCheck<'a> {
         Ok(())
     }
 
-    /// That while namespaces move, each from the first to the second of the shards that `owners` gives, no replica of a
-    /// third one changed anything there; and that what a replica changed after the next one had, or once all proxies
-    /// had `acknowledged` the last epoch, is no more than it was at work on when it was taken away, one namespace for
-    /// each of its workers. That much can happen as long as only proxies hold writes back, which let what has begun
-    /// come to its end; what would refuse it, a fence in the API server, is planned.
+    /// That while namespaces move, each from the first to the second of the owners that `owners` gives, every object was
+    /// changed by its owners only and in their order: the second one's first change comes after the first one's last.
+    /// While pods of the first one end, the next ones may take over; of the second one a single replica changes it. Pods
+    /// without a shard may always take turns, as their lock passes. No pod comes back.
     pub(crate) fn moved(
         &self,
         span: &Span,
-        acknowledged: Timestamp,
         replicas: &Shards,
         owners: impl Fn(&str) -> [String; 2],
-        workers: usize,
-    ) -> Result<String> {
+    ) -> Result<MovedObjects> {
         self.own(span, replicas, |space| owners(space).to_vec())?;
-        let both = self.conflicts(|history| history.shared(span));
-        let is_to_stay = |conflict: &&Conflict| {
-            let [old, new] = owners(&conflict.object.namespace);
-            old == new
-        };
-        let strange: Vec<Conflict> = both.iter().filter(is_to_stay).cloned().collect();
-        none("that did not move were changed by two replicas", &strange)?;
-        let late = self.conflicts(|history| history.shared(&(acknowledged..span.end)));
-        let again = self.conflicts(|history| history.returned(span));
-        let mut unfinished: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        let back = again.iter().flat_map(|conflict| conflict.returned().map(move |pod| (conflict, pod)));
-        let after = late.iter().flat_map(|conflict| conflict.turns.iter().map(move |(_, pod)| (conflict, &**pod)));
-        for (conflict, pod) in back.chain(after) {
-            let [old, _] = owners(&conflict.object.namespace);
-            if replicas.get(pod) == Some(&old) {
-                unfinished.entry(pod).or_default().insert(&conflict.object.namespace);
+        let shared = self.conflicts(|history| history.shared(span));
+        let (mut out_of_turn, mut both) = (Vec::new(), 0);
+        for conflict in shared {
+            let by: Vec<&str> =
+                conflict.turns.iter().filter_map(|(_, pod)| Some(replicas.get(pod)?.as_str())).collect();
+            if !is_in_turn(&by, &owners(&conflict.object.namespace)) || conflict.returned().next().is_some() {
+                out_of_turn.push(conflict);
+            } else if by.first() != by.last() {
+                both += 1;
             }
         }
-        ensure!(
-            unfinished.values().all(|spaces| spaces.len() <= workers),
-            "changed by the old owner after the new one, and more than {workers} workers were at: {again:?}; when all proxies \
-             knew the last epoch: {late:?}"
-        );
-        Ok(format!(
-            "{} objects were changed by both their owners while they moved: {} by the old one after the new one, which was at \
-             it already, {} when all proxies had acknowledged the last epoch (no fence refuses that yet)",
-            both.len(),
-            again.len(),
-            late.len()
-        ))
+        none("changed out of turn while they moved", &out_of_turn)?;
+        let objects: BTreeSet<_> = self.writes(span).map(|write| &write.object).collect();
+        Ok(MovedObjects { changes: self.writes(span).count(), objects: objects.len(), both })
     }
+}
+
+/// Whether the owners of an object, one for each turn, are those in this order. The last one has a single turn.
+fn is_in_turn(turns: &[&str], [old, new]: &[String; 2]) -> bool {
+    let first = turns.iter().take_while(|owner| *owner == old && old != new).count();
+    let rest = &turns[first..];
+    rest.iter().all(|owner| *owner == new) && (rest.len() < 2 || new == UNSHARDED)
 }
 
 /// That there are no such objects.

@@ -1,5 +1,6 @@
 //! Steps in which a proxy, a manager or a replica is killed or restarted.
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,7 @@ pub(super) fn proxy_killed(environment: &Environment) -> Result<Vec<String>> {
         seen,
         one_owner(&environment.observer.sampled(&since(start)), "meanwhile")?,
         steady(environment, start)?,
-        only_by_proxy(environment, start)?,
+        only_by_proxy(environment, start, &BTreeSet::new())?,
     ])
 }
 
@@ -186,7 +187,7 @@ pub(super) fn rolled(environment: &Environment) -> Result<Vec<String>> {
         seen,
         one_owner(&environment.observer.sampled(&since(start)), "meanwhile")?,
         steady(environment, start)?,
-        only_by_proxy(environment, start)?,
+        only_by_proxy(environment, start, &BTreeSet::new())?,
         only_retried(&answers, &environment.answers()?)?,
         none_expired(environment)?,
     ])

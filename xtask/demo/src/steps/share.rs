@@ -1,4 +1,4 @@
-//! Steps that change who owns what: one replica alone, three shards, a canary, more namespaces.
+//! Steps that change what there is, or who owns it: one replica alone, a canary, more namespaces, and the end.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,8 +10,8 @@ use jiff::Timestamp;
 
 use super::{MOVED, later, rule, third};
 use crate::checks::{
-    WHOLE_WITHIN, changed, is_seen, landed, of_shard, only_by_proxy, only_own, same_replicas, seconds, shards, steady,
-    still, touched, worst,
+    WHOLE_WITHIN, changed, followed, is_seen, landed, of_shard, only_by_proxy, only_own, same_replicas, seconds,
+    steady, still, touched, worst,
 };
 use crate::environment::{Environment, LOOK_EVERY};
 use crate::history::{AuditHistory, Span};
@@ -34,8 +34,7 @@ const CANARY: &str = "share-0-canary";
 
 pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
     let start = Timestamp::now();
-    // Where it has no lock, several would all work.
-    let replicas = if environment.observer.operator().lock.is_some() { 3 } else { 1 };
+    let replicas = environment.observer.operator().replicas_alone();
     environment.scale(replicas)?;
     for number in 0..environment.namespaces {
         environment.make(number)?;
@@ -47,21 +46,16 @@ pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
     let table = environment.observer.table();
     let working = table.replicas.values().filter(|one| one.works).count();
     ensure!(working == 1, "{working} replicas work: {table:#?}");
-    let seen = touched(environment)?;
+    let (seen, bytes) = followed(environment)?;
+    let most = bytes.into_iter().fold(0.0, f64::max);
+    environment.alone.set(most).ok().context("the reference is there already")?;
     changed(environment, 0)?;
     let made = environment.made(0..environment.namespaces)?;
     let (count, said) = work::count(&made);
     // Each has something of its own, and something is said of each.
     ensure!(count >= objects && said == objects, "{count} objects were made of {objects}, {said} statuses");
     environment.reference.set(made).ok().context("the reference is there already")?;
-    // What it takes to know everything, from nothing on, and to follow.
-    environment.scale(0)?;
-    environment.scale(replicas)?;
-    environment.observer.until("one replica to know all", WHOLE_WITHIN, Table::is_whole)?;
-    touched(environment)?;
-    let most = received(environment)?.into_iter().fold(0.0, f64::max);
     let whole = shares::whole(environment)?;
-    environment.alone.set(most).ok().context("the reference is there already")?;
     environment.is_seen.set(is_seen(environment, start)?).ok().context("the reference is there already")?;
     let watching = table.replicas.values().filter(|one| one.objects == objects).count();
     Ok(vec![
@@ -72,75 +66,9 @@ pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
         ),
         format!("1 of {replicas} works; {watching} of {replicas} watch all {objects} objects"),
         seen,
-        format!("started anew, it received {:.0} kB until it knew all and had followed such a change", most / 1000.0),
+        format!("it received {:.0} kB meanwhile", most / 1000.0),
         whole,
     ])
-}
-
-pub(super) fn sharded(environment: &Environment) -> Result<Vec<String>> {
-    environment.shard(third(), &rule(third()))?;
-    // Started anew all at once: while some are enrolled and some are not, there would be two owners.
-    environment.scale(0)?;
-    environment.enrol()?;
-    let (start, clock) = (Timestamp::now(), Instant::now());
-    environment.sharded.set(start).ok().context("it is sharded already")?;
-    environment.scale(3)?;
-    let objects = environment.namespaces * environment.work.each();
-    environment.observer.until("three shards", WHOLE_WITHIN, |table| {
-        let complete = table.objects == objects && shards(table).len() == 3;
-        table.is_whole() && table.is_acknowledged() && complete
-    })?;
-    let took = clock.elapsed();
-    let table = environment.observer.table();
-    ensure!(table.replicas.values().all(|one| one.works), "each works on its share: {table:#?}");
-    landed(environment, third())?;
-    let divided = shares::divided(environment)?;
-    let seen = touched(environment)?;
-    let bytes = less_each(environment)?;
-    let parts: Vec<String> = table.replicas.values().map(|one| one.namespaces.to_string()).collect();
-    let parts = parts.join(" + ");
-    environment.rules(|rules| rules.stand(start))?;
-    Ok(vec![
-        format!("{} namespaces divided as {parts} {} after the start", table.namespaces, seconds(took)),
-        bytes,
-        divided,
-        seen,
-        still(environment)?,
-        only_by_proxy(environment, start)?,
-        only_own(environment, start)?,
-    ])
-}
-
-/// How many bytes each replica has received since it was started, as soon as all say so.
-fn received(environment: &Environment) -> Result<Vec<f64>> {
-    // What they say is not older than this.
-    environment.observer.settle()?;
-    environment.until("each replica to say how many bytes it received", WHOLE_WITHIN, || {
-        let world = environment.observer.world();
-        let bytes = world.pods.values().filter(|pod| pod.ready).map(|pod| pod.received);
-        Ok(bytes.collect::<Option<Vec<_>>>().filter(|bytes| !bytes.is_empty()))
-    })
-}
-
-/// That each replica had to receive less than one alone has to, for the same: to know all that is its own, and to
-/// follow a change of each of its objects. Not by how much: how often an operator writes an object until it has
-/// followed, and is told of it, is a matter of how busy the machine is. How many objects each is shown, `shares`
-/// compares exactly.
-fn less_each(environment: &Environment) -> Result<String> {
-    let (each, alone) = (received(environment)?, environment.alone.get().context("there is no reference")?);
-    let shown: Vec<String> = each.iter().map(|bytes| format!("{:.0}", bytes / 1000.0)).collect();
-    let shown = format!(
-        "{} kB received until each knew its share and had followed, alone {:.0} kB",
-        shown.join(" + "),
-        alone / 1000.0
-    );
-    ensure!(are_less(&each, *alone), "{shown}: not less");
-    Ok(shown)
-}
-
-/// Whether each is less than what one alone received.
-fn are_less(each: &[f64], alone: f64) -> bool {
-    !each.is_empty() && each.iter().all(|bytes| *bytes < alone)
 }
 
 pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
@@ -154,6 +82,8 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
     let start = Timestamp::now();
     let load = environment.load(Duration::from_millis(100));
     let before_it = steady_until_written(environment, start)?;
+    // All has been changed by its old owner since then.
+    let under_it = environment.rules(|rules| rules.still()).context("it moves")?.since;
     let (changed_at, clock) = (Timestamp::now(), Instant::now());
     environment.shard(new, &rule(new))?;
     let known = AcknowledgedEpoch::default();
@@ -177,7 +107,7 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
     let (_, has) = of_shard(&after, CANARY)?;
     ensure!(has == had + moving, "{had} -> {has} namespaces, not {moving} more");
     let span = changed_at..settled;
-    let by_both = by_both(environment, &span, acknowledged)?;
+    let in_turn = in_turn(environment, &(under_it..environment.observer.settle()?), acknowledged)?;
     environment.rules(|rules| rules.stand(settled))?;
     Ok(vec![
         format!(
@@ -185,7 +115,7 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
             seconds(took)
         ),
         format!("{changed} objects were changed meanwhile, none missed; each by its old or its new replica only"),
-        by_both,
+        in_turn,
         worst(&environment.observer.sampled(&span), "while it moved"),
         seen,
         format!("before: {before_it}"),
@@ -193,15 +123,27 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
     ])
 }
 
-/// Who changed what in `span`, while it moved; the last epoch was acknowledged by all at that time.
-fn by_both(environment: &Environment, span: &Span, acknowledged: Timestamp) -> Result<String> {
+/// That in `span`, in which it moved, each object of the divided kinds was changed by its old owner, and then by its new
+/// one; and by the old one no more once the last epoch was acknowledged by all. Of other kinds, that no third one did.
+fn in_turn(environment: &Environment, span: &Span, acknowledged: Timestamp) -> Result<String> {
     let (old, new) = (third(), later(environment));
     let owners = |space: &str| [shard_of(space, old), shard_of(space, new)];
     let replicas = shards_of(&environment.observer.table());
-    let workers = environment.observer.operator().workers;
-    environment
-        .observer
-        .both(|world, history| WriteCheck::of(world, history).moved(span, acknowledged, &replicas, owners, workers))
+    let kinds = environment.work.kinds().iter().map(|kind| kind.resource());
+    let moved = environment.observer.both(|world, history| {
+        let write_check = WriteCheck::of(world, history);
+        write_check.own(span, &replicas, |space| owners(space).to_vec())?;
+        let fenced = write_check.of_kinds(kinds);
+        let late = acknowledged..span.end;
+        fenced.own(&late, &replicas, |space| vec![shard_of(space, new)]).context("when all knew the last epoch")?;
+        fenced.moved(span, &replicas, owners)
+    })?;
+    ensure!(moved.both > 0, "no object was changed by both its owners, so nobody can tell in which order they would");
+    Ok(format!(
+        "audit log: {} changes of {} objects, none out of turn; {} changed hands once, from the old owner to the new one, \
+         none of them late: once all proxies had acknowledged the last epoch",
+        moved.changes, moved.objects, moved.both
+    ))
 }
 
 /// Since when every proxy has acknowledged the present epoch. One change of the rule may cause several epochs.
@@ -281,8 +223,8 @@ pub(super) fn end_state(environment: &Environment) -> Result<Vec<String>> {
         format!("{objects} objects and {statuses} statuses are what one replica alone has made and said"),
         steady(environment, start)?,
         still(environment)?,
-        only_by_proxy(environment, sharded)?,
-        only_own(environment, sharded)?,
+        only_by_proxy(environment, sharded, &BTreeSet::new())?,
+        only_own(environment, sharded, &BTreeSet::new())?,
     ])
 }
 
@@ -308,23 +250,11 @@ fn deleted(environment: &Environment) -> Result<String> {
 }
 
 /// That all is as one replica alone has left it. What an operator says of its work may come a moment after the work.
-fn same_in_the_end(environment: &Environment, reference: &OperatorObjects) -> Result<()> {
+pub(super) fn same_in_the_end(environment: &Environment, reference: &OperatorObjects) -> Result<()> {
     let deadline = Instant::now() + ON_ITS_WAY;
     while let Some(difference) = work::difference(&environment.made(0..environment.namespaces)?, reference) {
         ensure!(Instant::now() < deadline, "{difference}");
         thread::sleep(LOOK_EVERY);
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_replica_that_receives_nearly_as_much_as_one_alone_is_found() {
-        assert!(are_less(&[420.0, 380.0, 990.0], 1000.0));
-        assert!(!are_less(&[420.0, 380.0, 1000.0], 1000.0));
-        assert!(!are_less(&[], 1000.0), "nobody said anything");
-    }
 }

@@ -27,9 +27,8 @@ fn ask<T>(events: &[Event], ask: impl FnOnce(&WriteCheck<'_>) -> T) -> T {
     ask(&WriteCheck::of(&world, &history))
 }
 
-fn moved(events: &[Event]) -> Result<String> {
-    // All know the last epoch from second 5 on.
-    ask(events, |write_check| write_check.moved(&(at(0)..at(9)), at(5), &replicas(), owners, 1))
+fn moved(events: &[Event]) -> Result<MovedObjects> {
+    ask(events, |write_check| write_check.moved(&(at(0)..at(9)), &replicas(), owners))
 }
 
 fn write(second: i64, pod: &str, space: &str) -> Event {
@@ -38,9 +37,8 @@ fn write(second: i64, pod: &str, space: &str) -> Event {
 
 #[test]
 fn what_moves_may_be_changed_by_both_its_owners_and_by_no_third() {
-    let both = [write(1, "x", "moves"), write(2, "y", "moves"), write(3, "z", "elsewhere")];
-    let report = moved(&both).unwrap();
-    assert!(report.starts_with("1 objects were changed by both"), "{report}");
+    let both = [write(1, "x", "moves"), write(2, "y", "moves"), write(3, "z", "elsewhere"), write(4, "x", "first")];
+    assert_eq!(moved(&both).unwrap(), MovedObjects { changes: 3, objects: 2, both: 1 });
     // Nobody else has changed it, so that no object has two writers.
     let third = moved(&[write(1, "z", "moves")]).unwrap_err().to_string();
     assert!(third.contains("whose it was not"), "{third}");
@@ -55,63 +53,50 @@ fn what_does_not_move_is_changed_by_one_of_its_replicas_only() {
 }
 
 #[test]
-fn late_writes_of_the_old_owner_are_counted_and_bounded() {
-    let report = moved(&[write(4, "x", "moves"), write(5, "y", "moves")]).unwrap();
-    assert!(report.contains("0 when all proxies had"), "{report}");
-    let late = |space: &str| [write(5, "x", space), write(6, "y", space)];
-    let report = moved(&late("moves")).unwrap();
-    assert!(report.contains("1 when all proxies had"), "{report}");
-    let mut world = world();
-    world.spaces.insert("other".to_owned());
-    let history = history([late("moves"), late("other")].concat());
-    let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
-    let asked = WriteCheck::of(&world, &history);
-    let with = |workers| asked.moved(&(at(0)..at(9)), at(5), &replicas(), all_move, workers);
-    let error = with(1).unwrap_err().to_string();
-    assert!(error.contains("knew the last epoch: ["), "{error}");
-    assert!(with(2).is_ok());
+fn a_change_of_the_old_owner_after_the_new_one_is_found() {
+    let out_of_turn = moved(&[write(1, "x", "moves"), write(2, "y", "moves"), write(3, "x", "moves")]).unwrap_err();
+    assert!(out_of_turn.to_string().contains("1 objects changed out of turn"), "{out_of_turn}");
+    assert!(moved(&[write(1, "y", "moves"), write(2, "x", "moves")]).is_err());
+    let standby = |last| [write(1, "x", "moves"), write(2, "standby", "moves"), write(3, "y", "moves"), last];
+    assert!(moved(&standby(write(4, "y", "moves"))).is_ok(), "it took over, before it moved");
+    assert!(moved(&standby(write(4, "x", "moves"))).is_err() && moved(&standby(write(4, "z", "moves"))).is_err());
+    // It is another object each time.
+    let other = |second, pod| write_in("moves", second, pod, "other");
+    assert!(moved(&[write(1, "x", "moves"), write(2, "y", "moves"), other(3, "x"), other(4, "y")]).is_ok());
 }
 
 #[test]
-fn a_late_event_of_the_old_owner_is_no_fault() {
-    // `x` and `y` both write in two namespaces once all know that these are `y`'s: more than one worker can be at.
-    let late = |group: &str, plural: &str| {
-        let write = |second, pod, namespace: &str| {
-            let resource = Resource::new(group, plural);
-            write_of(Object { resource, namespace: namespace.to_owned(), name: "1".to_owned() }, second, pod)
+fn unsharded_pods_take_turns_before_the_shard_and_never_after() {
+    let mut all = replicas();
+    all.extend(["lead", "next"].map(|pod| (pod.to_owned(), UNSHARDED.to_owned())));
+    let turns = |pods: &[&str], owners: fn(&str) -> [String; 2]| {
+        let events: Vec<Event> = (1..).zip(pods).map(|(second, pod)| write(second, pod, "first")).collect();
+        ask(&events, |write_check| write_check.moved(&(at(0)..at(9)), &all, owners)).is_ok()
+    };
+    let enrolled = |space: &str| [UNSHARDED.to_owned(), space.to_owned()];
+    assert!(turns(&["lead", "x"], enrolled) && turns(&["lead", "next", "x"], enrolled) && turns(&["x"], enrolled));
+    assert!(!turns(&["lead", "x", "next"], enrolled) && !turns(&["lead", "x", "lead"], enrolled));
+    assert!(!turns(&["lead", "next", "lead", "x"], enrolled), "its lock was gone");
+    assert!(!turns(&["lead", "y"], enrolled) && !turns(&["lead", "x", "standby"], enrolled));
+    let left = |space: &str| [space.to_owned(), UNSHARDED.to_owned()];
+    assert!(turns(&["x", "lead"], left) && !turns(&["lead", "x"], left));
+}
+
+#[test]
+fn only_the_kinds_that_are_asked_for_count() {
+    let of = |plural: &str| {
+        let named = |second, pod| {
+            let resource = Resource::new("", plural);
+            write_of(Object { resource, namespace: "moves".to_owned(), name: "1".to_owned() }, second, pod)
         };
-        let mut world = world();
-        world.spaces.insert("other".to_owned());
-        let spaces = ["moves", "other"];
-        let history = history(spaces.into_iter().flat_map(|space| [write(6, "y", space), write(7, "x", space)]));
-        let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
-        let to_second = |_: &str| vec!["second".to_owned()];
-        let check = WriteCheck::of(&world, &history);
-        let span = at(0)..at(9);
-        let moved = check.moved(&span, at(5), &replicas(), all_move, 1).is_ok();
-        assert_eq!(moved, check.own(&span, &replicas(), to_second).is_ok());
-        moved
+        ask(&[named(1, "y"), named(2, "x"), write(3, "y", "moves")], |write_check| {
+            let fenced = write_check.clone().of_kinds([Resource::new("web.example.com", "websites")]);
+            let span = at(0)..at(9);
+            (write_check.moved(&span, &replicas(), owners).is_ok(), fenced.moved(&span, &replicas(), owners).is_ok())
+        })
     };
-    assert!(late("", "events") && late("events.k8s.io", "events"));
-    assert!(!late("", "configmaps") && !late("web.example.com", "events"));
-}
-
-#[test]
-fn an_old_owner_ends_what_it_had_begun_and_begins_nothing_more() {
-    let again = |space: &str, name: &str| {
-        let turn = |second, pod| write_in(space, second, pod, name);
-        [turn(1, "x"), turn(2, "y"), turn(3, "x")]
-    };
-    // One worker is at several objects of a namespace.
-    let report = moved(&[again("moves", "1"), again("moves", "2")].concat()).unwrap();
-    assert!(report.contains("2 by the old one after the new one"), "{report}");
-    let mut world = world();
-    world.spaces.insert("other".to_owned());
-    let history = history([again("moves", "1"), again("other", "1")].concat());
-    let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
-    let asked = WriteCheck::of(&world, &history);
-    let with = |workers| asked.moved(&(at(0)..at(9)), at(5), &replicas(), all_move, workers);
-    assert!(with(1).is_err() && with(2).is_ok());
+    assert_eq!(of("services"), (false, true));
+    assert_eq!(of("events"), (true, true), "an Event records the past, and is no work");
 }
 
 #[test]
