@@ -145,7 +145,7 @@ impl ControlPlane {
         for number in 0..this.servers.len() {
             let kubeconfig = access::kubeconfig(this.servers[number].url(), &this.pki.ca, &this.pki.admin);
             fs::write(this.kubeconfig_of(number), kubeconfig).context("write the kubeconfig")?;
-            this.start_apiserver(number)?;
+            this.start_apiserver_of(number)?;
         }
         for number in 0..this.servers.len() {
             this.wait_until_ready(number)?;
@@ -229,6 +229,17 @@ impl ControlPlane {
     /// # Errors
     /// As [`Self::restart_apiserver`], and those of `meanwhile`.
     pub fn restart_apiserver_of(&mut self, number: usize, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.stop_apiserver_of(number)?;
+        meanwhile()?;
+        self.start_apiserver_of(number)?;
+        self.wait_until_ready(number)
+    }
+
+    /// Kills the API server of this number, from 0, and waits until its address is free.
+    ///
+    /// # Errors
+    /// Where something holds its address.
+    pub fn stop_apiserver_of(&mut self, number: usize) -> Result<()> {
         self.servers[number].kill();
         let address = self.servers[number].url().trim_start_matches("https://").to_owned();
         let deadline = Instant::now() + READY_WITHIN;
@@ -237,9 +248,15 @@ impl ControlPlane {
             ensure!(Instant::now() < deadline, "{address} is not free");
             thread::sleep(Duration::from_millis(20));
         }
-        meanwhile()?;
-        self.start_apiserver(number)?;
-        self.wait_until_ready(number)
+        Ok(())
+    }
+
+    /// Starts the API server of this number, from 0, that was stopped; it is not ready then.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn start_apiserver_of(&mut self, number: usize) -> Result<()> {
+        self.servers[number].start(&self.location).context("start kube-apiserver")
     }
 
     /// Makes etcd forget all versions but the last.
@@ -248,10 +265,6 @@ impl ControlPlane {
     /// Where etcd does not do it.
     pub fn compact(&self) -> Result<()> {
         etcd::compact(self.etcd_address).context("compact etcd")
-    }
-
-    fn start_apiserver(&mut self, number: usize) -> Result<()> {
-        self.servers[number].start(&self.location).context("start kube-apiserver")
     }
 
     fn wait_until_ready(&mut self, number: usize) -> Result<()> {

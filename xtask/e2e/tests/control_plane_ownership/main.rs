@@ -7,12 +7,15 @@
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod bed;
+mod blows;
 mod enrolment;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod leaving_pods;
 mod load;
 mod moves;
+mod partition;
 mod pods;
 mod process;
+mod random;
 mod torture;

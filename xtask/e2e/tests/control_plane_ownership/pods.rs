@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use crate::bed::{ACCOUNT, Bed, OPERATOR, object};
+use crate::bed::{ACCOUNT, Bed, Manager, OPERATOR, object};
+use crate::blows::address;
 use crate::process::Process;
 
 /// Whom the API server's own tokens are for.
@@ -28,7 +29,11 @@ pub(crate) struct RunningPod {
     pod: Pod,
     /// None where the pod is not enrolled.
     pub(crate) proxy: Option<Process>,
+    /// What the proxy connects to: the manager and the API server.
+    pub(crate) proxy_peers: Vec<SocketAddr>,
     pub(crate) operator: Process,
+    /// What the operator connects to.
+    pub(crate) server: SocketAddr,
 }
 
 /// Makes a pod on a node, beside its account.
@@ -80,19 +85,21 @@ impl Bed {
         let name = format!("op-{number}");
         let pod = make(self, OPERATOR, &name, ACCOUNT, enrolled).await?;
         let url = self.plane.urls().nth(usize::from(number % 2)).context("a second API server")?.to_owned();
+        let upstream = address(&url)?;
+        let proxy_peers = vec![self.manager_of(number).grpc, upstream];
         let (server, ca, proxy) = if enrolled {
             self.authorities().await?;
             let (address, proxy) = self.proxy(number, &pod, &url).await?;
             proxy.start()?;
             // As kubelet does: an operator that is refused ends.
             self.until("the proxy to listen", async || Ok(TcpStream::connect(address).await?)).await?;
-            (format!("https://{address}"), self.path("mesh.crt"), Some(proxy))
+            (address, self.path("mesh.crt"), Some(proxy))
         } else {
-            (url, self.plane.ca().to_owned(), None)
+            (upstream, self.plane.ca().to_owned(), None)
         };
         let token = pod.token(self, API).await?;
         let kubeconfig = self.path(&format!("{name}.kubeconfig"));
-        fs::write(&kubeconfig, credentials(&server, &ca, &token).to_string())?;
+        fs::write(&kubeconfig, credentials(&format!("https://{server}"), &ca, &token).to_string())?;
         let own = ["--metrics-bind-address=0", "--health-probe-bind-address=0"];
         let operator = Process::new(
             &self.path("operator"),
@@ -104,7 +111,7 @@ impl Bed {
         let state = container("operator", &json!({"running": {"startedAt": now()}}));
         let status = json!({"phase": "Running", "conditions": conditions("True"), "containerStatuses": [state]});
         pod.status(self, &status).await?;
-        self.pods.insert(name, RunningPod { pod, proxy, operator });
+        self.pods.insert(name, RunningPod { pod, proxy, proxy_peers, operator, server });
         Ok(())
     }
 
@@ -134,6 +141,11 @@ impl Bed {
         self.send("DELETE", &running.pod.path(), "application/json", &options).await.map(drop)
     }
 
+    /// The manager that the proxy of the pod of this number asks.
+    fn manager_of(&self, number: u16) -> &Manager {
+        &self.managers[usize::from(number) % self.managers.len()]
+    }
+
     /// A pod's proxy, and where it will listen.
     async fn proxy(&self, number: u16, pod: &Pod, url: &str) -> Result<(SocketAddr, Process)> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 20_000 + number));
@@ -143,7 +155,7 @@ impl Bed {
         fs::write(&token, pod.token(self, "ctrlmesh").await?)?;
         // Each has its own, and a new pod none that another left.
         let state = self.path(&format!("{name}-{}", pod.uid));
-        let manager = &self.managers[usize::from(number) % self.managers.len()];
+        let manager = self.manager_of(number);
         let environment = [
             ("LISTEN", address.to_string()),
             ("ADMIN_LISTEN", admin.to_string()),

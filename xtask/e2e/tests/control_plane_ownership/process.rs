@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -17,10 +18,15 @@ use tokio::time;
 /// How often we look whether one ended.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A program with what it was told, that is started again when it ends, until this is dropped.
+/// The first group; each process is of one of its own, by which its connections are known.
+const FIRST_GROUP: u32 = 20_000;
+
+/// A program with what it was told, that is started again when it ends, until the last of these is dropped.
+#[derive(Clone)]
 pub(crate) struct Process(Arc<Mutex<Run>>);
 
 struct Run {
+    group: u32,
     program: PathBuf,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
@@ -38,7 +44,9 @@ impl Process {
         arguments: impl IntoIterator<Item = String>,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Self {
+        static MADE: AtomicU32 = AtomicU32::new(0);
         Self(Arc::new(Mutex::new(Run {
+            group: FIRST_GROUP + MADE.fetch_add(1, Ordering::Relaxed),
             program: program.to_owned(),
             arguments: arguments.into_iter().collect(),
             environment: environment.into_iter().collect(),
@@ -56,6 +64,11 @@ impl Process {
         drop(run);
         tokio::spawn(start_again(Arc::downgrade(&self.0)));
         Ok(())
+    }
+
+    /// The group that it is of, and no other.
+    pub(crate) fn group(&self) -> u32 {
+        lock(&self.0).group
     }
 
     /// Sends a signal, where it runs.
@@ -94,11 +107,9 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for Run {
     fn drop(&mut self) {
-        let mut run = lock(&self.0);
-        run.is_wanted = false;
-        run.kill();
+        self.kill();
     }
 }
 
@@ -108,7 +119,8 @@ impl Run {
         let output = File::options().create(true).append(true).open(&self.log)?;
         // It becomes the program: what is stopped and killed is that, and nothing is left when this process is killed.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program).args(&self.arguments);
+        command.args(["--pdeathsig", "KILL", "--clear-groups", "--regid", &self.group.to_string(), "--"]);
+        command.arg(&self.program).args(&self.arguments);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.env("RUST_LOG", "info").stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let started = command.spawn().with_context(|| format!("start {}", self.program.display()))?;
