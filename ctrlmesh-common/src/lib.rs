@@ -8,6 +8,8 @@ pub mod pod;
 #[cfg(feature = "core")]
 pub mod names;
 #[cfg(feature = "core")]
+pub mod pod_name;
+#[cfg(feature = "core")]
 pub mod selector;
 #[cfg(feature = "core")]
 pub mod resource;

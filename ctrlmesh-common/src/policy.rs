@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
+use crate::pod_name::PodName;
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
@@ -77,6 +78,13 @@ pub struct PodPolicy {
     pub version: u64,
     /// Shared with whatever enforces it.
     pub policy: Arc<Policy>,
+}
+
+impl PodPolicy {
+    /// The pod's namespace and name.
+    pub fn pod_name(&self) -> PodName {
+        PodName { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
 }
 
 /// Where the kernel of a node sends a pod's connections to the API server.

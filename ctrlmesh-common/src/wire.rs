@@ -4,6 +4,7 @@ mod message {
     include!(concat!(env!("OUT_DIR"), "/ctrlmesh.v1.rs"));
 }
 
+use crate::pod_name::PodName;
 use crate::slots::fnv1a;
 
 pub use message::report::Content;
@@ -46,6 +47,18 @@ pub const MAX_REASON_BYTES: usize = 1024;
 /// FNV-1a of 64 bits. It detects changes and damage, not forgery.
 pub fn digest(text: &[u8]) -> u64 {
     fnv1a(text)
+}
+
+impl PodId {
+    /// Names the incarnation of a pod that has this UID; empty for any.
+    pub fn of(pod: &PodName, uid: &str) -> Self {
+        Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_owned() }
+    }
+
+    /// Without the UID.
+    pub fn pod_name(&self) -> PodName {
+        PodName { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
 }
 
 #[cfg(test)]

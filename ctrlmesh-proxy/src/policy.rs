@@ -3,13 +3,12 @@
 //! Connections hold the receiving end of a channel, and the policy's source sends each change into it. A policy that
 //! cannot be read or applied is refused, and the last good one stays.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::Args;
-use ctrlmesh_common::policy::{PodPolicy, Policy};
+use ctrlmesh_common::policy::Policy;
 use tokio::sync::watch;
 
 mod sharding;
@@ -24,6 +23,7 @@ mod store;
 mod api_servers;
 pub mod subscription;
 
+pub use ctrlmesh_common::pod_name::PodName;
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};
 pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersions, ReadOf, Reading, remove_abandoned};
@@ -59,15 +59,6 @@ pub struct PolicyArgs {
     pub pod_labels: Vec<PodLabel>,
 }
 
-/// A pod's namespace and name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodName {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-}
-
 /// A label of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodLabel {
@@ -75,13 +66,6 @@ pub struct PodLabel {
     pub key: String,
     /// The label's value.
     pub value: String,
-}
-
-/// A text that names no pod.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not NAMESPACE/NAME")]
-pub struct PodNameError {
-    text: String,
 }
 
 /// A text that is no label.
@@ -124,29 +108,6 @@ impl PolicyArgs {
         }
         let (file, pod) = self.sharding_config.clone().zip(self.pod.clone())?;
         Some(Source::ShardingConfig { file, pod, labels: self.pod_labels.clone() })
-    }
-}
-
-impl PodName {
-    pub fn of(policy: &PodPolicy) -> Self {
-        Self { namespace: policy.namespace.clone(), name: policy.name.clone() }
-    }
-}
-
-impl FromStr for PodName {
-    type Err = PodNameError;
-
-    fn from_str(text: &str) -> Result<Self, PodNameError> {
-        let parts = text.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
-        let parts = parts.filter(|(_, name)| !name.contains('/'));
-        let (namespace, name) = parts.ok_or_else(|| PodNameError { text: text.to_owned() })?;
-        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
-    }
-}
-
-impl fmt::Display for PodName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 

@@ -1,8 +1,5 @@
 //! What the manager keeps of a pod: identity, labels, owner and how it was admitted.
 
-use std::fmt;
-use std::str::FromStr;
-
 use ctrlmesh_common::api::Root;
 use ctrlmesh_common::names::{annotation, label, root_ca, sidecar};
 use ctrlmesh_common::policy::Redirect;
@@ -10,9 +7,10 @@ use ctrlmesh_common::selector::Labels;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::rules::object_name::full_name;
+
+pub use ctrlmesh_common::pod_name::PodName;
 
 const STATEFUL_SET: &str = "StatefulSet";
 
@@ -23,19 +21,6 @@ pub const KUBE_SYSTEM: &str = "kube-system";
 
 /// The service account of pods that name none.
 const DEFAULT_ACCOUNT: &str = "default";
-
-/// Printed as `NAMESPACE/NAME`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodName {
-    pub namespace: String,
-    pub name: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not NAMESPACE/NAME")]
-pub struct PodNameError {
-    pub text: String,
-}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a pod")]
@@ -93,35 +78,6 @@ pub struct Owner {
     /// `StatefulSet`, `ReplicaSet` or another.
     pub kind: String,
     pub name: String,
-}
-
-impl fmt::Display for PodName {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}/{}", self.namespace, self.name)
-    }
-}
-
-impl FromStr for PodName {
-    type Err = PodNameError;
-
-    fn from_str(text: &str) -> Result<Self, PodNameError> {
-        let parts = text.split_once('/').filter(|(_, name)| !name.contains('/'));
-        let parts = parts.filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
-        let (namespace, name) = parts.ok_or_else(|| PodNameError { text: text.to_owned() })?;
-        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
-    }
-}
-
-impl Serialize for PodName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for PodName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
 }
 
 impl Member {

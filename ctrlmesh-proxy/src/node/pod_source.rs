@@ -151,7 +151,6 @@ mod tests {
     use ctrlmesh_common::policy::{PodPolicy, Policy};
 
     use super::*;
-    use crate::policy::PodName;
 
     #[test]
     fn a_pod_that_dials_its_own_proxy_is_left_alone_by_the_kernel() {
@@ -167,7 +166,7 @@ mod tests {
                 version: 1,
                 policy: Arc::new(policy),
             };
-            (PodName::of(&pod_policy), pod_policy)
+            (pod_policy.pod_name(), pod_policy)
         };
         let policies = PodPolicies::from([
             entry("a", Redirect::Node, None),

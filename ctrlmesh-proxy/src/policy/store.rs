@@ -131,7 +131,7 @@ impl Store {
 }
 
 fn checked(pod_policy: PodPolicy) -> Result<(PodName, PodPolicy), StoreError> {
-    let pod = PodName::of(&pod_policy);
+    let pod = pod_policy.pod_name();
     match pod_policy.policy.check() {
         Ok(()) => Ok((pod, pod_policy)),
         Err(source) => Err(StoreError::Check { pod, source }),
@@ -170,7 +170,7 @@ mod tests {
             version: epoch,
             policy: Arc::new(Policy { epoch, ..Policy::default() }),
         };
-        [(PodName::of(&pod_policy), pod_policy)].into()
+        [(pod_policy.pod_name(), pod_policy)].into()
     }
 
     fn store() -> (TempDir, Store) {

@@ -273,14 +273,14 @@ impl Client {
         // To name a policy here acknowledges it.
         let settled = policies.iter().filter(|(pod, kept)| self.settled.has(pod, &kept.policy));
         let known = settled.take(MAX_KNOWN).map(|(pod, kept)| PolicySummary {
-            pod: Some(id(pod, &kept.uid)),
+            pod: Some(PodId::of(pod, &kept.uid)),
             digest: kept.digest,
             epoch: kept.policy.epoch,
             operator: kept.operator.clone(),
             version: kept.version,
         });
         let (node, pod) = match &self.served {
-            Subscriber::Pod(pod) => (String::new(), Some(id(pod, ""))),
+            Subscriber::Pod(pod) => (String::new(), Some(PodId::of(pod, ""))),
             Subscriber::Node(node) => (node.clone(), None),
         };
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -289,7 +289,7 @@ impl Client {
 
     /// The policy that a verdict accepts, where it is not settled yet.
     fn unsettled(&self, verdict: &Verdict) -> Option<Arc<Policy>> {
-        let pod = name(verdict.pod.as_ref()?);
+        let pod = verdict.pod.as_ref()?.pod_name();
         let accepted = self.policies.borrow().get(&pod).map(|kept| kept.policy.clone());
         accepted.filter(|policy| verdict.refused.is_empty() && !self.settled.has(&pod, policy))
     }
@@ -297,7 +297,7 @@ impl Client {
     /// Sends the verdict once the policy is settled, unless another one of the pod comes before.
     fn acknowledge_later(&self, verdict: Verdict, policy: Arc<Policy>, reports: mpsc::Sender<Report>) {
         let (settled, mut policies) = (self.settled.clone(), self.policies.subscribe());
-        let pod = verdict.pod.as_ref().map(name).unwrap_or_default();
+        let pod = verdict.pod.as_ref().map(PodId::pod_name).unwrap_or_default();
         self.drain.spawn_until_started(async move {
             let replaced =
                 |policies: &Arc<PodPolicies>| policies.get(&pod).is_none_or(|kept| !Arc::ptr_eq(&kept.policy, &policy));
@@ -320,7 +320,7 @@ impl Client {
         for verdict in verdicts.iter_mut().filter(|verdict| !verdict.refused.is_empty()) {
             self.metrics.refused.inc();
             // The policy that stays may not be settled yet.
-            let settled = verdict.pod.as_ref().and_then(|pod| self.settled.epoch(&name(pod)));
+            let settled = verdict.pod.as_ref().and_then(|pod| self.settled.epoch(&pod.pod_name()));
             verdict.epoch = settled.unwrap_or(verdict.epoch);
             warn!(reason = verdict.refused, "policy refused, the last one stays");
         }
@@ -367,14 +367,6 @@ fn report(verdict: Verdict) -> Report {
     Report { content: Some(Content::Verdict(verdict)) }
 }
 
-fn id(pod: &PodName, uid: &str) -> PodId {
-    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_owned() }
-}
-
-fn name(pod: &PodId) -> PodName {
-    PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }
-}
-
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::policy::PodPolicy;
@@ -384,11 +376,11 @@ mod tests {
 
     #[tokio::test]
     async fn an_equal_policy_is_no_change() {
-        let policies = |epoch| PodPolicies::from([(name(&PodId::default()), pod_policy(epoch))]);
+        let policies = |epoch| PodPolicies::from([(PodName::default(), pod_policy(epoch))]);
         let (sender, receiver) = watch::channel(Arc::new(policies(1)));
         let (metrics, drain) = (Metrics::new(), Drain::default());
         let gone = CancellationToken::new();
-        let pod = name(&PodId::default());
+        let pod = PodName::default();
         let (_, whole) = watch::channel(true);
         let (_, servers) = watch::channel(Arc::default());
         let followed = Subscription { policies: receiver, whole, servers, settled: SettledPolicies::default() };

@@ -205,11 +205,3 @@ fn a_pod_of_no_or_two_sharding_configs_has_no_policy() {
         assert!(matches!(refused, Err(LoadError::Sharding(_))), "{pod} {refused:?}");
     }
 }
-
-#[test]
-fn a_pod_is_named_by_namespace_and_name() {
-    assert!("ns/name".parse::<PodName>().is_ok());
-    for text in ["", "ns", "ns/", "/name", "ns/a/b"] {
-        assert!(text.parse::<PodName>().is_err(), "{text}");
-    }
-}

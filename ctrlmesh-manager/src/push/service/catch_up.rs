@@ -153,14 +153,15 @@ fn candidates(pods: &[Arc<EnrolledPod>], known: &HashMap<PodName, PolicySummary>
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::policy::Policy;
+    use ctrlmesh_common::wire::PodId;
 
-    use super::super::delivery::{id, known};
+    use super::super::delivery::known;
     use super::*;
     use crate::push::policy_store::{PolicyStore, Subject};
 
     /// What a proxy of `ops/a` reports.
     fn known_by(operator: &str, version: u64) -> HashMap<PodName, PolicySummary> {
-        let pod = Some(id(&"ops/a".parse().unwrap(), "1"));
+        let pod = Some(PodId::of(&"ops/a".parse().unwrap(), "1"));
         let operator = operator.to_owned();
         known(vec![PolicySummary { pod, operator, version, ..PolicySummary::default() }])
     }

@@ -93,19 +93,11 @@ impl Delivery {
 
 /// The proxy's report, by pod.
 pub(super) fn known(known: Vec<PolicySummary>) -> HashMap<PodName, PolicySummary> {
-    known.into_iter().filter_map(|known| Some((name(known.pod.as_ref()?), known))).collect()
+    known.into_iter().filter_map(|known| Some((known.pod.as_ref()?.pod_name(), known))).collect()
 }
 
 /// Whether the report is about this pod, and its UID, if it has one.
 pub(super) fn is_of(known: &PolicySummary, pod: &EnrolledPod) -> bool {
-    let same = |id: &PodId| name(id) == pod.name && (id.uid.is_empty() || id.uid == pod.uid);
+    let same = |id: &PodId| id.pod_name() == pod.name && (id.uid.is_empty() || id.uid == pod.uid);
     known.pod.as_ref().is_some_and(same)
-}
-
-pub(super) fn name(pod: &PodId) -> PodName {
-    PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }
-}
-
-pub(super) fn id(pod: &PodName, uid: &str) -> PodId {
-    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_owned() }
 }

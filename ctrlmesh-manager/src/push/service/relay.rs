@@ -128,9 +128,8 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
 
 fn message(pod: &PodName, receipt: &Receipt) -> wire::Receipt {
     let since = receipt.last_contact.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let id = PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: receipt.uid.clone() };
     wire::Receipt {
-        pod: Some(id),
+        pod: Some(PodId::of(pod, &receipt.uid)),
         epoch: receipt.epoch,
         digest: receipt.digest,
         refused: receipt.refused.clone().unwrap_or_default(),

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{Content, Hello, MAX_KNOWN, PodEntry, PolicySummary, Report, Update};
+use ctrlmesh_common::wire::{Content, Hello, MAX_KNOWN, PodEntry, PodId, PolicySummary, Report, Update};
 use futures::StreamExt as _;
 use futures::stream::Map;
 use tokio::sync::{mpsc, watch};
@@ -18,7 +18,7 @@ use tracing::debug;
 
 use super::PushService;
 use super::catch_up::{MinimumVersions, catch_up, is_held};
-use super::delivery::{Delivery, RemovedPods, id, is_of, known, name};
+use super::delivery::{Delivery, RemovedPods, is_of, known};
 use super::hello;
 use super::latest_connections::Replaced;
 use crate::ca::api_server::ApiServer;
@@ -217,7 +217,7 @@ impl Session {
             return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
         };
         let of = verdict.pod.clone().unwrap_or_default();
-        let pod = name(&of);
+        let pod = of.pod_name();
         let delivery = self.delivered.get_mut(&pod);
         let Some(delivery) = delivery.filter(|delivery| of.uid.is_empty() || of.uid == delivery.uid) else {
             if self.gone.has(&of) {
@@ -275,8 +275,8 @@ impl Session {
             let stays = here.get(pod).is_some_and(|one| one.uid == delivery.uid);
             if !stays {
                 self.held_back.remove(pod);
-                update.gone.push(id(pod, &delivery.uid));
-                self.gone.remember(id(pod, &delivery.uid));
+                update.gone.push(PodId::of(pod, &delivery.uid));
+                self.gone.remember(PodId::of(pod, &delivery.uid));
             }
             stays
         });
@@ -297,7 +297,7 @@ impl Session {
             let epoch = last.map_or(0, |last| last.epoch);
             self.delivered.insert(pod.name.clone(), Delivery::of(pod, policy, epoch));
             update.policies.push(PodEntry {
-                pod: Some(id(&pod.name, &pod.uid)),
+                pod: Some(PodId::of(&pod.name, &pod.uid)),
                 digest: policy.digest(),
                 policy: policy.json().clone(),
                 operator: policy.operator.clone().unwrap_or_default(),

@@ -110,15 +110,6 @@ fn the_proxys_container_is_known_once_it_was_started() {
 }
 
 #[test]
-fn a_pods_name_is_read_as_it_is_printed() {
-    let name = PodName { namespace: "ns".to_owned(), name: "a".to_owned() };
-    assert_eq!(name.to_string().parse(), Ok(name));
-    for wrong in ["", "a", "/a", "ns/", "a/b/c"] {
-        assert!(wrong.parse::<PodName>().is_err(), "{wrong}");
-    }
-}
-
-#[test]
 fn whether_a_pod_fails_open_follows_from_what_was_injected() {
     let read = |uid: Option<&str>, requested: bool, spec: serde_json::Value| {
         let annotations = requested.then(|| serde_json::json!({annotation::FAIL_OPEN: "true"}));

@@ -7,7 +7,6 @@ use ctrlmesh_common::wire::{MAX_REASON_BYTES, PodEntry, Update, Verdict};
 use ctrlmesh_runtime::telemetry;
 use tracing::{debug, warn};
 
-use super::name;
 use crate::policy::PodPolicies;
 
 /// Why a policy is refused.
@@ -25,7 +24,7 @@ pub(super) fn apply(before: &PodPolicies, update: Update, forgets: bool) -> (Pod
     let mut after = before.clone();
     let mut verdicts = Vec::new();
     for gone in update.gone {
-        let pod = name(&gone);
+        let pod = gone.pod_name();
         if forgets {
             debug!(%pod, "nothing is said of the pod any more");
             after.remove(&pod);
@@ -35,7 +34,7 @@ pub(super) fn apply(before: &PodPolicies, update: Update, forgets: bool) -> (Pod
     }
     for entry in update.policies {
         let Some(id) = entry.pod.clone() else { continue };
-        let pod = name(&id);
+        let pod = id.pod_name();
         // The policy of another pod of the same name does not stay.
         after
             .remove(&pod)
