@@ -87,7 +87,8 @@ fn queries(namespaces: &[String]) -> Vec<Vec<String>> {
 }
 
 /// Takes everything out of a cluster that the demo or the tests put there: what they made first, so that nobody is
-/// needed any more who would have to let it go. Where there is nothing of it, nothing is changed.
+/// needed any more who would have to let it go. Where there is nothing of it, nothing is changed. Policy
+/// `ctrlmesh-fence` stays: without it, the API servers would enforce no fence that is made later.
 ///
 /// # Errors
 /// Where something cannot be deleted; the rest is all the same.

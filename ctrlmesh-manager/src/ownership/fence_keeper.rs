@@ -29,6 +29,7 @@ use tracing::{info, warn};
 
 use super::fence_plan::{self, Action, Existing, FencePlan, Stage};
 use super::fence_state::{States, Unfenced};
+use super::informer_policy;
 use super::probe::Question;
 use super::prober::{Prober, Target, Targets};
 use crate::cluster::backoff::Backoff;
@@ -240,8 +241,12 @@ where
         Ok(())
     }
 
-    /// The manager's namespace: what is left of the fences is deleted with it.
-    async fn owner(&self) -> kube::Result<Option<OwnerReference>> {
+    /// The manager's namespace: what is left of the fences is deleted with it. What keeps the informer running has no
+    /// owner: it has to be there still when ctrlmesh is installed again.
+    async fn owner(&self, name: &str) -> kube::Result<Option<OwnerReference>> {
+        if name == informer_policy::NAME {
+            return Ok(None);
+        }
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         Ok(namespaces.get(&self.namespace).await?.owner_ref(&()))
     }
@@ -250,8 +255,12 @@ where
         let policies = || Api::<ValidatingAdmissionPolicy>::all(self.client.clone());
         let bindings = || Api::<ValidatingAdmissionPolicyBinding>::all(self.client.clone());
         match action {
-            Action::WritePolicy(policy) => put(&policies(), policy.as_ref(), self.owner().await?).await,
-            Action::WriteBinding(binding) => put(&bindings(), binding.as_ref(), self.owner().await?).await,
+            Action::WritePolicy(policy) => {
+                put(&policies(), policy.as_ref(), self.owner(&policy.name_any()).await?).await
+            }
+            Action::WriteBinding(binding) => {
+                put(&bindings(), binding.as_ref(), self.owner(&binding.name_any()).await?).await
+            }
             Action::RemoveBinding(binding) => remove(&bindings(), binding.as_ref()).await,
             // Its table goes first: what has no policy is not looked for any more.
             Action::RemovePolicy(policy) => {

@@ -3,7 +3,7 @@
 //! An API server starts an informer for `ConfigMap` parameters with the first policy that has such, and stops it with
 //! the last one. It cannot start that informer again (`plugin/policy/generic/policy_source.go` of Kubernetes 1.36: the
 //! shared factory remembers that it was started). Then no fence made later is enforced, until the API server restarts.
-//! So this policy stays once a root was fenced. It matches nothing.
+//! So this policy stays once a root was fenced, also when ctrlmesh is removed. It matches nothing.
 
 use ctrlmesh_common::names::{GROUP, VERSION};
 use k8s_openapi::api::admissionregistration::v1::{

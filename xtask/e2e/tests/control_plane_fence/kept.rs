@@ -1,13 +1,17 @@
 //! Policies follow their roots.
 
+use std::fmt::Debug;
+
 use anyhow::{Result, ensure};
 use ctrlmesh_manager::ownership::fence_names::object_name;
+use ctrlmesh_manager::ownership::informer_policy;
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Client;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::bed::{self, Bed, Operator, create, refusal};
@@ -106,6 +110,20 @@ async fn a_server_that_starts_anew_fences_at_once_and_nobody_else() -> Result<()
     Ok(())
 }
 
+/// Deletes what has an owner, as Kubernetes does when the manager's namespace goes.
+async fn delete_owned<K>(all: &Api<K>) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    for one in all.list(&ListParams::default()).await?.items {
+        if !one.owner_references().is_empty() {
+            all.delete(&one.name_any(), &DeleteParams::default()).await?;
+        }
+    }
+    ensure!(all.get_opt(informer_policy::NAME).await?.is_some(), "what keeps the informer running is gone");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_fence_made_after_the_last_one_went_is_enforced() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
@@ -114,6 +132,8 @@ async fn a_fence_made_after_the_last_one_went_is_enforced() -> Result<()> {
     let pod = bed.pod(&first, "op-0").await?;
     bed.roots(&first).delete("op", &DeleteParams::default()).await?;
     gone(&bed, &first).await?;
+    delete_owned(&policies(&bed)).await?;
+    delete_owned(&Api::<ValidatingAdmissionPolicyBinding>::all(bed.client.clone())).await?;
     let theirs: Api<ConfigMap> = Api::namespaced(pod, &first.place("eight"));
     // Now the API server knows no fence any more.
     retry(|| async { create(&theirs, json!({"metadata": {"generateName": "a"}})).await.map(drop) }).await?;
