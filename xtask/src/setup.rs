@@ -108,7 +108,7 @@ impl Plan {
         let (nightly, packages) = nightly::lacking(
             Nightly::find(may_install),
             go.is_some() || build_ebpf::has_debian(),
-            packages::missing,
+            |nightly| packages::missing(purpose, nightly),
             build_ebpf::nightly_builds,
         );
         if !may_install && (!packages.is_empty() || go.is_some()) {

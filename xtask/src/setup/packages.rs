@@ -9,6 +9,7 @@ use anyhow::Result;
 
 use crate::progress::{say, step};
 use crate::run::{is_root, run};
+use crate::setup::Purpose;
 use crate::tools;
 
 /// What is needed: Debian's package, what it is for, and a program or file by which it is known where it was not
@@ -23,17 +24,23 @@ const PACKAGES: [Need; 17] = [
     ("containernetworking-plugins", "the node bed: pods' networks", "/usr/lib/cni/ptp"),
     ("curl", "tests of the proxy with a client that is not ours", "curl"),
     ("g++", "bpf-linker", "g++"),
-    ("gcc", "the TLS library", "gcc"),
+    ("gcc", "the TLS library, and wall clocks for tests", "gcc"),
     ("iproute2", "network namespaces of the kernel tests", "ip"),
     ("iptables", "the node bed, and the benchmark: what we are compared with", "iptables"),
     ("kmod", "the node bed: kube-proxy", "modprobe"),
     ("libc6-dev", "the TLS library", "/usr/include/stdlib.h"),
-    ("nftables", "the node bed: kube-proxy", "nft"),
+    ("nftables", "the node bed: kube-proxy; tests: partitions", "nft"),
     ("procps", "the test bed: kill", "ps"),
     ("python3", "clients of the kernel tests", "python3"),
     ("runc", "the node bed", "runc"),
     ("socat", "the node bed: port-forward", "socat"),
     ("util-linux", "namespaces and capabilities of the kernel tests and of the node bed", "setpriv"),
+];
+
+/// What tests need beside them.
+const OF_TESTS: [Need; 2] = [
+    ("default-jdk-headless", "tests: an operator in Java", "javac"),
+    ("maven", "tests: the client of an operator in Java", "mvn"),
 ];
 
 /// What only benchmarks need.
@@ -81,14 +88,15 @@ pub fn for_benches() -> Result<()> {
     install(&missing)
 }
 
-/// What is not there; `nightly` says whether a nightly toolchain builds the kernel programs.
-pub(super) fn missing(nightly: bool) -> Vec<Need> {
+/// What is not there for a purpose; `nightly` says whether a nightly toolchain builds the kernel programs.
+pub(super) fn missing(purpose: Purpose, nightly: bool) -> Vec<Need> {
     let ebpf = match nightly {
         true => &[][..],
         false if is_debian() => &EBPF_PACKAGES,
         false => &[NIGHTLY],
     };
-    PACKAGES.iter().chain(ebpf).copied().filter(|need| !is_there(need)).collect()
+    let of_tests = OF_TESTS.iter().filter(|_| purpose == Purpose::Tests);
+    PACKAGES.iter().chain(of_tests).chain(ebpf).copied().filter(|need| !is_there(need)).collect()
 }
 
 /// Whether dpkg has installed it, or it came another way.

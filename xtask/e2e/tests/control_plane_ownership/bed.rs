@@ -22,6 +22,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{self, Instant};
 
+use crate::clock::Library;
 use crate::harness;
 use crate::load::Load;
 use crate::pods::{self, RunningPod};
@@ -55,6 +56,8 @@ pub(crate) struct Bed {
     pub(crate) managers: Vec<Manager>,
     pub(crate) plane: ControlPlane,
     pub(crate) client: Client,
+    /// Of which each process has its wall clock.
+    pub(crate) clocks: Library,
     /// Whether the verdict was good; else what was said is kept.
     pub(crate) has_passed: bool,
     _entered: Entered,
@@ -86,11 +89,13 @@ impl Bed {
             ..Options::default()
         })?;
         let client = plane.client().await?;
+        let clocks = Library::build(plane.folder())?;
         let mut bed = Self {
             pods: BTreeMap::new(),
             managers: Vec::new(),
             plane,
             client,
+            clocks,
             has_passed: false,
             _entered: entered,
             _network: network,
@@ -199,7 +204,7 @@ impl Bed {
         let listens = (0..).zip(["grpc", "webhook", "probes", "metrics"]);
         arguments.extend(listens.map(|(purpose, name)| format!("--listen-{name}={}", listen(purpose))));
         let program = Path::new(env!("CARGO_BIN_EXE_e2e-manager"));
-        let process = Process::new(program, self.path(&format!("{name}.log")), arguments, []);
+        let process = Process::new(self, program, &name, arguments, [])?;
         let manager = Manager { process, grpc: listen(0), probes: listen(2) };
         manager.process.start()?;
         manager.until_ready().await?;

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time;
 
 use crate::bed::Bed;
+use crate::operators::{self, Operator};
 use crate::partition::{self, Partitions, Way};
 use crate::process::Process;
 use crate::random::Random;
@@ -29,6 +30,11 @@ const OUTAGE: Range<u64> = 0..3_000;
 /// Where a victim has several that it speaks to, one of them is chosen: this is divisible by how many there may be.
 const PEERS: usize = 12;
 
+/// By how many seconds a wall clock is wrong at most. Those of managers less: the certificates that they sign count from
+/// five minutes earlier, and who was given one would be believed by nobody for as long as the step was.
+const STEP: i64 = 3_600;
+const MANAGER_STEP: i64 = 240;
+
 /// What partitions are counted as.
 const CUTS: &str = "partitions";
 
@@ -45,12 +51,14 @@ pub(crate) enum Victim {
 pub(crate) enum Blow {
     /// SIGSTOP, and SIGCONT after so long.
     Pause(Victim, Duration),
-    /// SIGKILL; it is started again by itself.
+    /// SIGKILL; it is started again by itself. An operator comes back as any of them, as with another image.
     Kill(Victim),
     /// What it sends to one of those that it speaks to is lost, and so is the answer, for so long.
     Cut(Victim, SocketAddr, Duration),
     /// The API server of this number is killed, and started again after so long.
     Outage(usize, Duration),
+    /// Its wall clock is wrong by so many seconds, for so long.
+    Step(Victim, i64, Duration),
     /// etcd forgets.
     Compaction,
 }
@@ -61,6 +69,7 @@ enum Kind {
     Pause,
     Kill,
     Cut,
+    Step,
     Outage,
     Compaction,
 }
@@ -74,7 +83,7 @@ const TEN: [Kind; 10] = [
     Kind::Kill,
     Kind::Cut,
     Kind::Cut,
-    Kind::Cut,
+    Kind::Step,
     Kind::Outage,
     Kind::Compaction,
 ];
@@ -83,6 +92,9 @@ const TEN: [Kind; 10] = [
 pub(crate) struct Blows {
     partitions: Partitions,
     longest: Duration,
+    operators: Vec<Operator>,
+    /// Which of them runs in which pod.
+    running: BTreeMap<String, usize>,
     /// Of the present ten, those that were not done yet.
     left: Vec<Kind>,
     lasting: Vec<Lasting>,
@@ -107,6 +119,7 @@ impl Blow {
             Self::Pause(..) => "pauses",
             Self::Kill(..) => "kills",
             Self::Cut(..) => CUTS,
+            Self::Step(..) => "clock steps",
             Self::Outage(..) => "API server restarts",
             Self::Compaction => "compactions",
         }
@@ -115,7 +128,9 @@ impl Blow {
     /// Whether ownership may not move while it lasts, which the other manager and the other API server make good.
     fn holds_up(&self) -> bool {
         match self {
-            Self::Pause(victim, _) | Self::Kill(victim) | Self::Cut(victim, ..) => victim.is_manager(),
+            Self::Pause(victim, _) | Self::Kill(victim) | Self::Cut(victim, ..) | Self::Step(victim, ..) => {
+                victim.is_manager()
+            }
             Self::Outage(..) => true,
             Self::Compaction => false,
         }
@@ -128,7 +143,19 @@ impl Blows {
         let pods = bed.pods.values().flat_map(|pod| pod.proxy.iter().chain([&pod.operator]));
         let all = pods.chain(bed.managers.iter().map(|manager| &manager.process));
         let partitions = Partitions::among(all.map(Process::group))?;
-        Ok(Self { partitions, longest, left: Vec::new(), lasting: Vec::new(), counts: BTreeMap::new() })
+        let mut this = Self {
+            operators: operators::all(bed)?,
+            running: BTreeMap::new(),
+            partitions,
+            longest,
+            left: Vec::new(),
+            lasting: Vec::new(),
+            counts: BTreeMap::new(),
+        };
+        for (number, pod) in bed.pods.keys().enumerate() {
+            this.start(number % this.operators.len(), bed, pod)?;
+        }
+        Ok(this)
     }
 
     /// Does one; most of them last on, while more is done.
@@ -141,7 +168,17 @@ impl Blows {
         *self.counts.entry(blow.kind()).or_default() += 1;
         let is_of_manager = blow.holds_up();
         match blow {
+            Blow::Kill(Victim::Operator(name)) => {
+                let number = random.index(self.operators.len());
+                eprintln!("    it comes back as the one in {}", self.operators[number].name);
+                self.start(number, bed, &name)?;
+            }
             Blow::Kill(victim) => bed.process(&victim)?.kill(),
+            Blow::Step(victim, seconds, duration) => {
+                let clock = bed.process(&victim)?.clock();
+                clock.step(seconds)?;
+                self.last(is_of_manager, duration, move || clock.step(0));
+            }
             Blow::Compaction => bed.plane.compact()?,
             Blow::Outage(number, duration) => bed.outage(number, duration).await?,
             Blow::Pause(victim, duration) => {
@@ -179,12 +216,18 @@ impl Blows {
         let duration = random.millis(if is_long { LONG } else { SHORT }).min(self.longest);
         let (victim, pod, choice) = (random.victim(bed)?, random.pod(bed)?, random.index(PEERS));
         let (server, outage) = (random.index(bed.managers.len()), random.millis(OUTAGE));
+        let step = random.between(-STEP, STEP);
         let of = |victim: Victim| {
             let peers = bed.peers(&victim)?;
             Ok(match kind {
                 Kind::Pause => Blow::Pause(victim, duration),
                 Kind::Kill => Blow::Kill(victim),
                 Kind::Cut => Blow::Cut(victim, peers[choice % peers.len()], duration),
+                Kind::Step if self.has_clock(&victim) => {
+                    let most = if victim.is_manager() { MANAGER_STEP } else { STEP };
+                    Blow::Step(victim, step % (most + 1), duration)
+                }
+                Kind::Step => Blow::Step(Victim::Proxy(pod.clone()), step, duration),
                 Kind::Outage => Blow::Outage(server, outage),
                 Kind::Compaction => Blow::Compaction,
             })
@@ -194,7 +237,22 @@ impl Blows {
         if !blow.holds_up() || self.lasting.iter().all(|one| !one.is_of_manager) {
             return Ok(blow);
         }
-        if matches!(kind, Kind::Outage) { Ok(Blow::Kill(Victim::Proxy(pod))) } else { of(Victim::Proxy(pod)) }
+        let proxy = Victim::Proxy(pod.clone());
+        if matches!(kind, Kind::Outage) { Ok(Blow::Kill(proxy)) } else { of(proxy) }
+    }
+
+    /// Starts the operator of this number in a pod, in the place of another.
+    fn start(&mut self, number: usize, bed: &Bed, pod: &str) -> Result<()> {
+        let Operator { program, arguments, .. } = &self.operators[number];
+        bed.pods.get(pod).context("no such pod")?.operator.replace(program, arguments);
+        self.running.insert(pod.to_owned(), number);
+        Ok(())
+    }
+
+    /// Whether the wall clock can be stepped.
+    fn has_clock(&self, victim: &Victim) -> bool {
+        let Victim::Operator(pod) = victim else { return true };
+        self.running.get(pod).is_some_and(|number| self.operators[*number].has_clock)
     }
 
     fn last(&mut self, is_of_manager: bool, duration: Duration, end: impl FnOnce() -> Result<()> + Send + 'static) {

@@ -8,12 +8,14 @@
 
 mod bed;
 mod blows;
+mod clock;
 mod enrolment;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod leaving_pods;
 mod load;
 mod moves;
+mod operators;
 mod partition;
 mod pods;
 mod process;

@@ -16,6 +16,9 @@ use crate::process::Process;
 /// Whom the API server's own tokens are for.
 const API: &str = "https://kubernetes.default.svc";
 
+/// What the example operator is told anyway: its ports would be the machine's.
+pub(crate) const OWN_FLAGS: [&str; 2] = ["--metrics-bind-address=0", "--health-probe-bind-address=0"];
+
 /// A pod, as the API server knows it.
 pub(crate) struct Pod {
     namespace: String,
@@ -100,13 +103,13 @@ impl Bed {
         let token = pod.token(self, API).await?;
         let kubeconfig = self.path(&format!("{name}.kubeconfig"));
         fs::write(&kubeconfig, credentials(&format!("https://{server}"), &ca, &token).to_string())?;
-        let own = ["--metrics-bind-address=0", "--health-probe-bind-address=0"];
         let operator = Process::new(
+            self,
             &self.path("operator"),
-            self.path(&format!("{name}-operator.log")),
-            own.iter().chain(flags).map(ToString::to_string),
+            &format!("{name}-operator"),
+            OWN_FLAGS.iter().chain(flags).map(ToString::to_string),
             [("KUBECONFIG".to_owned(), kubeconfig.display().to_string())],
-        );
+        )?;
         operator.start()?;
         let state = container("operator", &json!({"running": {"startedAt": now()}}));
         let status = json!({"phase": "Running", "conditions": conditions("True"), "containerStatuses": [state]});
@@ -171,8 +174,7 @@ impl Bed {
         ];
         let environment = environment.map(|(variable, value)| (format!("CTRLMESH_PROXY_{variable}"), value));
         let program = Path::new(env!("CARGO_BIN_EXE_e2e-proxy"));
-        let log = self.path(&format!("{name}-proxy.log"));
-        let proxy = Process::new(program, log, ["sidecar".to_owned()], environment);
+        let proxy = Process::new(self, program, &format!("{name}-proxy"), ["sidecar".to_owned()], environment)?;
         Ok((address, proxy))
     }
 }

@@ -15,6 +15,9 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tokio::time;
 
+use crate::bed::Bed;
+use crate::clock::Clock;
+
 /// How often we look whether one ended.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -31,29 +34,33 @@ struct Run {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     log: PathBuf,
+    clock: Clock,
     child: Option<Child>,
     /// Whether it is to run.
     is_wanted: bool,
 }
 
 impl Process {
-    /// One that is not started yet; what it says goes to `log`.
+    /// One that is not started yet; what it says goes to the log of this name.
     pub(crate) fn new(
+        bed: &Bed,
         program: &Path,
-        log: PathBuf,
+        name: &str,
         arguments: impl IntoIterator<Item = String>,
         environment: impl IntoIterator<Item = (String, String)>,
-    ) -> Self {
+    ) -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
-        Self(Arc::new(Mutex::new(Run {
+        let clock = bed.clocks.clock(bed.path(&format!("{name}.clock")))?;
+        Ok(Self(Arc::new(Mutex::new(Run {
             group: FIRST_GROUP + MADE.fetch_add(1, Ordering::Relaxed),
             program: program.to_owned(),
             arguments: arguments.into_iter().collect(),
             environment: environment.into_iter().collect(),
-            log,
+            log: bed.path(&format!("{name}.log")),
+            clock,
             child: None,
             is_wanted: false,
-        })))
+        }))))
     }
 
     /// Starts it, and again whenever it ended.
@@ -69,6 +76,19 @@ impl Process {
     /// The group that it is of, and no other.
     pub(crate) fn group(&self) -> u32 {
         lock(&self.0).group
+    }
+
+    /// Its wall clock.
+    pub(crate) fn clock(&self) -> Clock {
+        lock(&self.0).clock.clone()
+    }
+
+    /// Kills it; another program takes its place.
+    pub(crate) fn replace(&self, program: &Path, arguments: &[String]) {
+        let mut run = lock(&self.0);
+        program.clone_into(&mut run.program);
+        arguments.clone_into(&mut run.arguments);
+        run.kill();
     }
 
     /// Sends a signal, where it runs.
@@ -122,6 +142,7 @@ impl Run {
         command.args(["--pdeathsig", "KILL", "--clear-groups", "--regid", &self.group.to_string(), "--"]);
         command.arg(&self.program).args(&self.arguments);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.envs(self.clock.environment());
         command.env("RUST_LOG", "info").stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let started = command.spawn().with_context(|| format!("start {}", self.program.display()))?;
         self.child = Some(started);

@@ -23,6 +23,11 @@ impl Random {
         self.next() % end
     }
 
+    /// A number of this range, both ends included.
+    pub(crate) fn between(&mut self, least: i64, most: i64) -> i64 {
+        least.saturating_add_unsigned(self.below(least.abs_diff(most) + 1))
+    }
+
     /// One of these many.
     pub(crate) fn index(&mut self, count: usize) -> usize {
         usize::try_from(self.below(u64::try_from(count).unwrap_or(u64::MAX))).unwrap_or_default()

@@ -57,8 +57,8 @@ async fn tortured(handovers: usize, seed: u64) -> Result<()> {
     let mut random = Random::of(seed);
     let Some(mut bed) = Bed::start("tortured_handovers_leave_one_writer").await? else { return Ok(()) };
     bed.sharded("Server", &UNCACHED).await?;
-    let load = Load::begin(&bed);
     let mut blows = Blows::on(&bed, if handovers < MANY { BRIEF } else { Duration::MAX })?;
+    let load = Load::begin(&bed);
     let mut slots = BTreeSet::new();
     let begun = Instant::now();
     for handover in 1..=handovers {

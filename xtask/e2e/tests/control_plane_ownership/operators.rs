@@ -1,0 +1,70 @@
+//! The operators of the torture: all publish websites, each in the way of its library.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::bed::Bed;
+use crate::moves::UNCACHED;
+use crate::pods::OWN_FLAGS;
+
+/// Where the operator with fabric8's client is.
+const FABRIC8: &str = "operators/fabric8";
+
+/// What there is to it.
+pub(crate) struct Operator {
+    pub(crate) name: &'static str,
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    /// Whether its wall clock can be stepped.
+    pub(crate) has_clock: bool,
+}
+
+/// All of them, built.
+pub(crate) fn all(bed: &Bed) -> Result<Vec<Operator>> {
+    let go = |name, flags: &[&str]| Operator {
+        name,
+        program: bed.path("operator"),
+        arguments: OWN_FLAGS.iter().chain(flags).map(ToString::to_string).collect(),
+        has_clock: false,
+    };
+    let kube_rs = Operator {
+        name: "kube-rs",
+        program: env!("CARGO_BIN_EXE_e2e-kube-rs-operator").into(),
+        arguments: Vec::new(),
+        has_clock: true,
+    };
+    Ok(vec![go("controller-runtime", &[]), go("controller-runtime, uncached", &UNCACHED), kube_rs, fabric8()?])
+}
+
+/// It watches by `WebSocket`. It is compiled into the target folder.
+fn fabric8() -> Result<Operator> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (source, target) = (here.join(FABRIC8), here.join("../../target/fabric8-operator"));
+    let (libraries, classes) = (target.join("lib"), target.join("classes"));
+    let mut maven = Command::new("mvn");
+    maven.args(["--batch-mode", "--quiet", "--file"]).arg(source.join("pom.xml"));
+    maven.arg("dependency:copy-dependencies").arg(format!("-DoutputDirectory={}", libraries.display()));
+    // It says on its standard output what it lacks.
+    let output = maven.output().context("start mvn")?;
+    ensure!(output.status.success(), "mvn: {}", String::from_utf8_lossy(&output.stdout));
+    let path = format!("{}:{}/*", classes.display(), libraries.display());
+    let mut javac = Command::new("javac");
+    javac.args(["--release", "17", "-Xlint:all,-classfile,-path", "-Werror", "-cp", &path, "-d"]).arg(&classes);
+    ensure!(javac.arg(source.join("Operator.java")).status().context("start javac")?.success(), "javac");
+    let arguments = ["-Xmx128m", "-XX:+UseSerialGC", "-cp", &path, "dev.ctrlmesh.Operator"];
+    Ok(Operator {
+        name: "fabric8",
+        program: on_path("java")?,
+        arguments: arguments.map(str::to_owned).to_vec(),
+        has_clock: true,
+    })
+}
+
+fn on_path(program: &str) -> Result<PathBuf> {
+    let path = env::var_os("PATH").context("no PATH")?;
+    let mut found = env::split_paths(&path).map(|folder| folder.join(program));
+    found.find(|file| file.is_file()).with_context(|| format!("no {program}"))
+}
