@@ -41,7 +41,7 @@ pub const REFERENCE: Step = Step {
 pub const SHARDS: Step = Step {
     title: "a root ShardingConfig and one label: shards appear",
     promise: "a rolling update under load: three replicas each work on a third, and none gets past the proxy; each object \
-              changes its author once, from the old leader to its shard's replica",
+              changes hands once, from the unsharded leader to its shard's replica",
     run: enrolment::sharded,
 };
 
@@ -97,7 +97,7 @@ pub const END: Step = Step {
 /// The operator is as it was before.
 pub const LEAVE: Step = Step {
     title: "the label goes, and then the root: the operator leaves",
-    promise: "a rolling update under load: each object changes its author once, from its shard's replica to the new leader",
+    promise: "a rolling update under load: each object changes hands once, from its shard's replica to the unsharded leader",
     run: enrolment::left,
 };
 

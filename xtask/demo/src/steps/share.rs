@@ -140,8 +140,8 @@ fn in_turn(environment: &Environment, span: &Span, acknowledged: Timestamp) -> R
     })?;
     ensure!(moved.both > 0, "no object was changed by both its owners, so nobody can tell in which order they would");
     Ok(format!(
-        "audit log: {} changes of {} objects, none out of turn; {} changed hands once, from the old owner to the new one, \
-         none of them late: once all proxies had acknowledged the last epoch",
+        "audit log: {} changes of {} objects, none out of turn; {} changed hands once, from the old owner to the new one; 0 \
+         changes by the old one after that, or once all proxies had acknowledged the last epoch",
         moved.changes, moved.objects, moved.both
     ))
 }
