@@ -41,8 +41,15 @@ impl Tables {
     /// Of the writes to the root. Those that change nothing of the table make none.
     pub(super) fn of(roots: &[Write], hash: NamespaceHash) -> Self {
         let mut all: Vec<Table> = roots.iter().filter_map(table).collect();
+        // The answer to whoever let a root go has the version of before, which another may have passed meanwhile.
+        for at in 0..all.len() {
+            if all[at].says.is_none() {
+                let of_root = all.iter().filter(|table| table.root == all[at].root);
+                all[at].version = of_root.map(|table| table.version).max().unwrap_or_default();
+            }
+        }
         // The answer to whoever changed nothing has the version of before: the first one to have it wrote it.
-        all.sort_by_key(|table| (table.version, table.answered));
+        all.sort_by_key(|table| (table.version, table.says.is_none(), table.answered));
         all.dedup_by(|later, earlier| later.says == earlier.says);
         Self { all, hash }
     }

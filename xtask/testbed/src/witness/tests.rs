@@ -270,13 +270,27 @@ fn without_a_root_nothing_is_anybodys() {
     log.table(30, 4, Some("unsharded"), None);
     log.write(31, "old-0");
     log.table(32, 4, Some("unsharded"), None);
+    log.table(33, 5, Some("unsharded"), None);
     let made = &mut log.lines.last_mut().unwrap()["responseObject"];
     made["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:00:32Z");
-    log.write(33, "a-0");
+    // Not a version of its own.
+    made["metadata"]["resourceVersion"] = json!("30");
+    log.write(34, "a-0");
     log.is_clean();
+    log.root += 1;
     log.table(40, 5, Some("op-b"), None);
     log.write(41, "old-0");
     assert_eq!(log.faults(), [0, 1, 0]);
+}
+
+#[test]
+fn what_any_owner_may_have_had_has_one_writer_yet() {
+    let mut log = Log::default();
+    log.table(10, 1, None, Some(""));
+    log.write(11, "a-0");
+    log.is_clean();
+    log.write(12, "b-0");
+    assert_eq!(log.faults(), [1, 0, 0]);
 }
 
 #[test]

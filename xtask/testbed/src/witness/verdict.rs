@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use ctrlmesh_common::handover::EVERY_OWNER;
 use jiff::Timestamp;
 
 use super::OperatorUnderTest;
@@ -204,6 +205,8 @@ fn by_table(write: &Write, author: &Author, table: &Table, tables: &Tables) -> F
     let is_of = |says| tables.owner(says, &write.object, write.slot);
     match is_of(says) {
         Owner::One(owner) | Owner::Nobody(Some(owner)) if owner == by => Finding::Allowed,
+        // Any owner may have begun something.
+        Owner::Nobody(Some(EVERY_OWNER)) => Finding::Allowed,
         _ => {
             let mut earlier = tables.before(table).filter_map(|table| table.says.as_ref());
             if earlier.any(|says| is_of(says) == Owner::One(by)) { Finding::Late } else { Finding::Foreign }
