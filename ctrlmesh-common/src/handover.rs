@@ -11,12 +11,14 @@
 //!   owner that it has. A pin that changes no owner is entered or removed at once. A pin whose owner is to get the slot
 //!   stays until the slot has come.
 //! - A namespace in `revoked.namespaces` belongs to nobody, whatever its slot.
-//! - In a table that was never written nothing is revoked: all is granted at once. A table without a slot that was
-//!   written before has lost that slot. Then the slot is revoked from every owner ([`EVERY_OWNER`]).
+//! - In a table that was never written nothing is revoked: all is granted at once. But where the operator's pods may
+//!   have worked by another table ([`Desired::taken_up`]), each slot is revoked from every owner ([`EVERY_OWNER`]). So
+//!   is a slot that a table which was written before does not have.
 //! - What stands in the table and in `revoked` at once, or is revoked in an epoch that the table has not reached, is
 //!   revoked again.
 //!
 //! **Prove.** A move is proved when its former owner cannot write any more. Silence is no proof.
+//! - Where no pod is left, nobody can write.
 //! - Where the API server fences, each of its endpoints enforces `revoked.epoch` or a later one. The former owner's
 //!   proxies have acknowledged such an epoch, too, so that no write is in flight; or they are gone or have lapsed. The
 //!   unsharded pods have no proxy to acknowledge anything, and need none here.
@@ -59,6 +61,8 @@ pub struct Desired {
     pub pod_uids: BTreeMap<String, String>,
     /// The newest epoch that the operator has used. 0: it never had a table.
     pub epoch: u64,
+    /// Whether its pods may have worked before, by a table that is not there any more.
+    pub taken_up: bool,
 }
 
 /// How far the API server's own fence is proved.

@@ -148,7 +148,7 @@ pub const MANAGER_STATE: &str = "ctrlmesh-manager";
 /// Ours neither sets it nor takes it away; it is named here because such objects are theirs and ours at once.
 pub const FINALIZER: &str = "finalizer.ctrlmesh.kusionstack.io/protected";
 
-/// With it the manager keeps a root that the API server fences, until all that its shards own is handed back.
+/// With it the manager keeps a root that is fenced, until all that its shards own is handed back.
 pub const OWNERSHIP_FINALIZER: &str = "ctrlmesh.kusionstack.io/ownership";
 
 /// Who a token for the manager is made out to.

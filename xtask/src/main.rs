@@ -53,8 +53,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
     Bench(bench::Options),
-    /// Move shares under load while processes are paused, killed and cut off, clocks are stepped and API servers restart;
-    /// audit logs are the witness (root)
+    /// Move shares under load while processes are paused, killed and cut off, clocks are stepped and API servers
+    /// restart; audit logs are the witness (root)
     Torture(torture::Options),
 }
 

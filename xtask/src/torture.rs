@@ -1,4 +1,5 @@
-//! `cargo xtask torture`: handovers under load, while processes are paused, killed and cut off at random, and API servers restart.
+//! `cargo xtask torture`: handovers under load, while processes are paused, killed and cut off at random, and API
+//! servers restart.
 
 use std::process::ExitCode;
 

@@ -138,9 +138,9 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Deletes what says how operators are divided. The manager keeps a fenced root until its shards own nothing, which takes
-/// seconds, since their pods are gone. Where no manager is left that would let it go, its finalizers are taken away, and
-/// before that the webhook that nobody answers.
+/// Deletes what says how operators are divided. The manager keeps a fenced root until its shards own nothing, which
+/// takes seconds, since their pods are gone. Where no manager is left that would let it go, its finalizers are taken
+/// away, and before that the webhook that nobody answers.
 fn remove_roots(kubeconfig: &Path) -> Result<()> {
     // Where there is no such kind, there is nothing to delete.
     if ask(kubeconfig, &["get", CONFIGS, "--all-namespaces"], "").is_err() {

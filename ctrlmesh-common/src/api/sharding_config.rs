@@ -203,12 +203,19 @@ pub struct Root {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_selector: Vec<ResourceSelector>,
-    /// Absent: `Proxy`.
+    /// Absent: `Server`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<FenceMode>,
     /// Absent: `Splice`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_loss: Option<OnLoss>,
+}
+
+impl Root {
+    /// Who refuses writes, where the root says so and where it does not.
+    pub fn fence_mode(&self) -> FenceMode {
+        self.fence.unwrap_or(FenceMode::Server)
+    }
 }
 
 /// What happens to a replica that loses objects: with `Splice` its watches show them as deleted, with `Restart` the
@@ -222,7 +229,7 @@ pub enum OnLoss {
 }
 
 /// Who refuses writes to objects that a pod's shard does not own: `Off` nobody, `Proxy` the pod's proxy, `Server` also
-/// the API server itself (Kubernetes 1.30 or newer). Default `Proxy`. In YAML write `"Off"` with quotes.
+/// the API server itself, where it can (Kubernetes 1.30 or newer). Default `Server`. In YAML write `"Off"` with quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FenceMode {
     /// Nobody.

@@ -39,7 +39,7 @@ pub(super) struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     pub(super) fn new(current: &Ownership, desired: &'a Desired, hash: NamespaceHash) -> Self {
-        let fresh = *current == Ownership::default() && desired.epoch == 0;
+        let fresh = *current == Ownership::default() && desired.epoch == 0 && !desired.taken_up;
         let mut table = current.clone();
         let revoked = table.revoked.take().unwrap_or_default();
         Self { table, revoked, desired, hash, fresh, revokes: false }

@@ -65,6 +65,8 @@ impl<'a> Proof<'a> {
 
     fn missing_at_server(&self) -> Option<Waiting> {
         match self.evidence.server {
+            // Nobody is left who could write.
+            _ if self.pods.is_empty() => None,
             Server::Enforces(epoch) if epoch < self.epoch => Some(Waiting::Server { epoch: self.epoch }),
             Server::Enforces(_) | Server::None => None,
         }

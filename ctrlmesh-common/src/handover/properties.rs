@@ -85,8 +85,9 @@ prop_compose! {
         pods in btree_map(text(&["op-0", "op-1"]), owner(), 0..3),
         pod_uids in btree_map(text(&UIDS), owner(), 0..5),
         epoch in 0..8_u64,
+        taken_up in any::<bool>(),
     ) -> Desired {
-        Desired { slots: slots().into_iter().zip(owners).collect(), namespaces, pods, pod_uids, epoch }
+        Desired { slots: slots().into_iter().zip(owners).collect(), namespaces, pods, pod_uids, epoch, taken_up }
     }
 }
 
@@ -145,6 +146,10 @@ fn goal(desired: &Desired, slot: Slot, namespace: Option<&str>) -> Option<String
 /// Whether the evidence proves that `former` has lost to `new` what `before` has revoked, by the rules read once more.
 fn proves(before: &Ownership, former: &str, new: &str, evidence: &Evidence) -> bool {
     let Some(revoked) = &before.revoked else { return false };
+    let gone = |uid: &String| evidence.pods.get(uid).is_some_and(|pod| pod.gone);
+    if before.pod_uids.keys().chain(revoked.pod_uids.keys()).all(gone) {
+        return (1..=before.epoch).contains(&revoked.epoch);
+    }
     let fenced = match evidence.server {
         Server::None => false,
         Server::Enforces(epoch) if epoch >= revoked.epoch => true,
@@ -194,7 +199,7 @@ proptest! {
     #[test]
     fn nothing_is_granted_without_proof(before in any_table(), desired in desired(), evidence in evidence()) {
         let after = next(&before, &desired, HASH, &evidence).table;
-        let fresh = before == Ownership::default() && desired.epoch == 0;
+        let fresh = before == Ownership::default() && desired.epoch == 0 && !desired.taken_up;
         for (slot, namespace) in objects().filter(|_| !fresh) {
             let Some(new) = after.owner(slot, namespace) else { continue };
             if before.owner(slot, namespace) != Some(new) {
@@ -297,7 +302,7 @@ proptest! {
         let last = next(&table, &desired, HASH, &full(&table, &desired, server));
         prop_assert_eq!((&last.table, last.waiting), (&table, vec![]));
         let Ownership { slots, namespaces, pods, pod_uids, revoked, .. } = table;
-        prop_assert_eq!(Desired { slots, namespaces, pods, pod_uids, epoch: desired.epoch }, desired);
+        prop_assert_eq!(Desired { slots, namespaces, pods, pod_uids, ..desired.clone() }, desired);
         prop_assert_eq!(revoked, None);
     }
 

@@ -71,6 +71,26 @@ fn a_table_that_was_lost_proves_first() {
 }
 
 #[test]
+fn without_a_pod_nobody_is_waited_for() {
+    let wanted = Desired { pod_uids: names(&[]), ..desired("op-b", "op-b") };
+    let current = Ownership { pod_uids: names(&[]), ..table() };
+    let unproved = Evidence { server: Server::Enforces(0), ..Evidence::default() };
+    let Step { table, waiting } = step(&current, &wanted, &unproved);
+    assert!(table.revoked.is_some() && waiting.is_empty(), "{waiting:?}");
+    assert_eq!(step(&table, &wanted, &unproved).table.slots, wanted.slots);
+}
+
+#[test]
+fn pods_that_worked_by_another_table_prove_first() {
+    let wanted = Desired { taken_up: true, ..desired("op-a", "op-a") };
+    let Step { table, waiting } = step(&Ownership::default(), &wanted, &Evidence::default());
+    assert_eq!((table.epoch, table.slots.len(), revoked(&table).epoch), (1, 0, 1));
+    assert_eq!(waiting, [pod("pb", "op-b", 1)], "a pod of the new owner has nothing to show");
+    let granted = step(&table, &wanted, &proxies(&[("pb", 1)])).table;
+    assert_eq!((granted.epoch, &granted.slots, granted.revoked), (2, &wanted.slots, None));
+}
+
+#[test]
 fn a_slot_is_nobodys_until_its_former_owner_acknowledges() {
     let wanted = desired("op-b", "op-b");
     let Step { table, waiting } = step(&table(), &wanted, &proxies(&[("pa", 1), ("pb", 1)]));

@@ -94,6 +94,7 @@ impl Setup {
             pods: [].into(),
             pod_uids: live.filter_map(|((pod, owner), _)| Some((pod.uid.to_owned(), (*owner)?.to_owned()))).collect(),
             epoch,
+            taken_up: false,
         }
     }
 }

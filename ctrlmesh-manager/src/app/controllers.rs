@@ -142,6 +142,7 @@ fn follower(
         fences,
         server: |states, root| fence_state::server(states, root),
         acknowledge_within: context.args.acknowledge_within,
+        leadership: context.leadership.clone(),
     }
 }
 

@@ -79,11 +79,11 @@ pub struct Snapshot {
     /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
     pub listed: Option<String>,
     pub scheme: Arc<Scheme>,
-    /// Pods that do not ask for a proxy, by namespace: of namespaces with a root that the API server fences.
+    /// Pods that do not ask for a proxy, by namespace: of namespaces with a root that is fenced.
     pub unenrolled: BTreeMap<String, Vec<Member>>,
     /// UIDs of pods that were seen to end lately.
     pub stopped: BTreeSet<String>,
-    /// What is proved about roots that the API server fences.
+    /// What is proved about roots that are fenced.
     pub evidence: Arc<Evidences>,
 }
 

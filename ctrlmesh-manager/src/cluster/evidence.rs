@@ -1,8 +1,9 @@
-//! Follows what is proved about roots that the API server fences: which pods are gone, which proxies have acknowledged,
+//! Follows what is proved about roots that are fenced: which pods are gone, which proxies have acknowledged,
 //! and what the API server enforces.
 //!
-//! The next plan is made with it. It is gathered from the plan, from the proxies' receipts and from the probes of the
-//! API server, and again when time alone proves more.
+//! The leader makes the next plan with it. It is gathered from the plan, from the proxies' receipts and from the probes
+//! of the API server, and again when time alone proves more. Other replicas follow, so that they can lead at any time,
+//! but plan with nothing: they give out what the leader wrote, not what might follow it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,8 +17,9 @@ use tokio::time;
 
 use crate::cluster::backoff::Backoff;
 use crate::cluster::plan::{Plan, Plans};
+use crate::leader::lease::Leadership;
 use crate::rules::evidence::{self, Evidences, Observed};
-use crate::rules::fenced::is_fenced;
+use crate::rules::fenced::{is_fenced, is_server_fenced};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::PodName;
 
@@ -40,6 +42,19 @@ pub struct EvidenceFollower<Receipts, Fences> {
     pub server: fn(&Fences, &str) -> Server,
     /// How long a proxy's acknowledgement is waited for where the API server fences.
     pub acknowledge_within: Duration,
+    pub leadership: Leadership,
+}
+
+/// How many policies are remembered of each pod of a root that moves.
+const REMEMBERED: usize = 8;
+
+/// Policies that were sent to a pod, oldest first.
+type Sent = Vec<SentPolicy>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SentPolicy {
+    digest: u64,
+    epoch: u64,
 }
 
 /// What is remembered from one time to the next.
@@ -49,6 +64,9 @@ struct Times {
     missing_since: BTreeMap<String, Instant>,
     /// By `NAMESPACE/NAME` of the root: `revoked.epoch`, and since when it is known.
     revoked_since: BTreeMap<String, (u64, Instant)>,
+    /// By `NAMESPACE/NAME` of a root that moves, and by UID. What a pod acknowledged is not asked of it again when the
+    /// rest of the move makes a new policy.
+    sent: BTreeMap<String, BTreeMap<String, Sent>>,
 }
 
 impl<Receipts, Fences> EvidenceFollower<Receipts, Fences>
@@ -70,7 +88,9 @@ where
                 let receipts = if moves { (self.receipts)() } else { BTreeMap::new() };
                 let gathered;
                 let server = |root: &str| (self.server)(&fences, root);
-                (gathered, due) = times.gather(plan, &receipts, server, self.acknowledge_within, Instant::now());
+                let (proved, again) = times.gather(plan, &receipts, server, self.acknowledge_within, Instant::now());
+                let leads = self.leadership.is_held();
+                (gathered, due) = if leads { (proved, again) } else { (Evidences::new(), None) };
                 evidence.send_if_modified(|before| {
                     let changed = **before != gathered;
                     if changed {
@@ -91,6 +111,7 @@ where
                 changed = self.plans.changed() => changed,
                 changed = self.receipts_changed.changed(), if moves => changed,
                 () = changed(&mut self.fences) => Ok(()),
+                () = self.leadership.changed() => Ok(()),
                 () = time_proves_more => Ok(()),
             };
             if changed.is_err() {
@@ -132,17 +153,25 @@ impl Times {
             self.missing_since.entry(uid.clone()).or_insert(now);
         }
         let mut due = None;
-        let mut revoked_since = BTreeMap::new();
+        let (mut revoked_since, mut sent) = (BTreeMap::new(), BTreeMap::new());
         let gathered = roots(plan).map(|(name, root, table)| {
             let revoked = table.revoked.as_ref().map(|revoked| {
                 let known = self.revoked_since.get(&name).filter(|(epoch, _)| *epoch == revoked.epoch);
                 (revoked.epoch, known.map_or(now, |(_, since)| *since))
             });
             revoked_since.extend(revoked.map(|revoked| (name.clone(), revoked)));
-            let acknowledged =
-                if revoked.is_some() { acknowledged(root, &name, plan, receipts) } else { BTreeMap::new() };
+            let mut acknowledged = BTreeMap::new();
+            if revoked.is_some() {
+                let mut policies = self.sent.remove(&name).unwrap_or_default();
+                acknowledged = in_force(root, &name, plan, receipts, &mut policies);
+                sent.insert(name.clone(), policies);
+            }
             let observed = Observed {
-                server: server(&name),
+                server: if root.spec.root.as_ref().is_some_and(is_server_fenced) {
+                    server(&name)
+                } else {
+                    Server::None
+                },
                 stopped: &stopped,
                 missing_since: &self.missing_since,
                 acknowledged: &acknowledged,
@@ -154,31 +183,40 @@ impl Times {
             (name, found)
         });
         let gathered = gathered.collect();
-        self.revoked_since = revoked_since;
+        (self.revoked_since, self.sent) = (revoked_since, sent);
         (gathered, due)
     }
 }
 
-/// By UID, the epoch in force at each proxy that has the policy that was sent to it last. Not by the epoch that the
-/// proxy names: another operator may have the same number.
-fn acknowledged(
+/// By UID, the epoch in force at each proxy that has a policy that was `sent` to it. Not by the epoch that the proxy
+/// names: another operator may have the same number.
+fn in_force(
     root: &ShardingConfig,
     operator: &str,
     plan: &Plan,
     receipts: &BTreeMap<PodName, InForce>,
+    sent: &mut BTreeMap<String, Sent>,
 ) -> BTreeMap<String, u64> {
     let namespace = root.metadata.namespace.as_ref();
     let members = plan.snapshot.members.iter().filter(|pod| Some(&pod.name.namespace) == namespace);
-    let epoch = members.filter_map(|pod| {
-        let policy = plan.sendable().get(&pod.name).filter(|policy| policy.operator.as_deref() == Some(operator))?;
-        let receipt = receipts.get(&pod.name)?;
-        let is_in_force = receipt.uid == pod.uid && receipt.digest == policy.digest();
-        is_in_force.then(|| (pod.uid.clone(), policy.policy.epoch))
-    });
-    epoch.collect()
+    let mut acknowledged = BTreeMap::new();
+    let mut still_sent = BTreeMap::new();
+    for pod in members {
+        let mut policies = sent.remove(&pod.uid).unwrap_or_default();
+        let policy = plan.sendable().get(&pod.name).filter(|policy| policy.operator.as_deref() == Some(operator));
+        let last = policy.map(|policy| SentPolicy { digest: policy.digest(), epoch: policy.policy.epoch });
+        policies.extend(last.filter(|last| policies.last() != Some(last)));
+        policies.drain(..policies.len().saturating_sub(REMEMBERED));
+        let receipt = receipts.get(&pod.name).filter(|receipt| receipt.uid == pod.uid);
+        let in_force = receipt.and_then(|receipt| policies.iter().rfind(|sent| sent.digest == receipt.digest));
+        acknowledged.extend(in_force.map(|policy| (pod.uid.clone(), policy.epoch)));
+        still_sent.insert(pod.uid.clone(), policies);
+    }
+    *sent = still_sent;
+    acknowledged
 }
 
-/// Roots that the API server fences, with their names and written tables.
+/// Roots that are fenced, with their names and written tables.
 fn roots(plan: &Plan) -> impl Iterator<Item = (String, &ShardingConfig, &Ownership)> {
     let fenced = plan.snapshot.configs.iter().filter(|config| config.spec.root.as_ref().is_some_and(is_fenced));
     fenced.filter_map(|root| Some((full_name(&root.metadata), root, root.status.as_ref()?.ownership.as_ref()?)))

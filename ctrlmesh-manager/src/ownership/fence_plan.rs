@@ -17,7 +17,7 @@ use super::fence_policy::{Fence, FenceObjects};
 use super::fence_table::{self, Version};
 use super::informer_policy;
 use crate::cluster::cache::Snapshot;
-use crate::rules::fenced::{is_fenced, may_lose_fence};
+use crate::rules::fenced::{is_server_fenced, may_lose_fence};
 use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::Member;
 
@@ -109,7 +109,7 @@ pub fn fenced_version(config: &ShardingConfig) -> Option<Version> {
 /// A root whose fence is in the API server.
 fn fenced(config: &ShardingConfig) -> Option<(&ShardingConfig, &Root)> {
     let rule = config.spec.root.as_ref()?;
-    is_fenced(rule).then_some((config, rule))
+    is_server_fenced(rule).then_some((config, rule))
 }
 
 /// Whether the root is being deleted and has handed everything back.

@@ -49,7 +49,7 @@ pub struct World<'a> {
     pub labelling: &'a Labelling,
     /// Pods that do not ask for a proxy, by namespace. A namespace that is missing is not known yet.
     pub unenrolled: &'a BTreeMap<String, Vec<Member>>,
-    /// What is proved about roots that the API server fences.
+    /// What is proved about roots that are fenced.
     pub evidence: &'a Evidences,
 }
 
@@ -87,7 +87,7 @@ pub struct Record {
     /// Shards of a root without a pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<String>,
-    /// What a root that the API server fences waits for, before everything is where it wants it.
+    /// What a root that is fenced waits for, before everything is where it wants it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<String>,
     /// Whether the status of such a root has another table.

@@ -1,12 +1,17 @@
-//! Says which roots the API server fences, and when such a fence may go.
+//! Says which roots are fenced, and when a fence may go.
 
 use ctrlmesh_common::api::{FenceMode, Root, ShardingConfig};
 use ctrlmesh_common::names::{OWNERSHIP_FINALIZER, annotation};
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 
 /// Whether the API server fences what `rule` divides. It does not while the root is switched off.
+pub fn is_server_fenced(rule: &Root) -> bool {
+    rule.fence_mode() == FenceMode::Server && rule.disable != Some(true)
+}
+
+/// Whether anybody fences what `rule` divides. What moves is then taken away first, and given once that is proved.
 pub fn is_fenced(rule: &Root) -> bool {
-    rule.fence == Some(FenceMode::Server) && rule.disable != Some(true)
+    rule.fence_mode() != FenceMode::Off && rule.disable != Some(true)
 }
 
 /// Whether `root` is being deleted, and is kept until its shards own nothing.

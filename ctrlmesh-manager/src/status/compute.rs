@@ -159,7 +159,7 @@ fn settled(rule: &Root, record: Option<&Record>) -> Finding {
         None => finding(false, "Undecided", "who should own what is not decided"),
         Some(record) if !record.waiting.is_empty() => finding(false, "Moving", record.waiting.join("; ")),
         Some(_) if is_fenced(rule) => finding(true, "Settled", "every share is with the owner that the root names"),
-        Some(_) => finding(true, "Unfenced", "what moves, moves at once: spec.root.fence is not Server"),
+        Some(_) => finding(true, "Unfenced", "what moves, moves at once: spec.root.fence is Off"),
     }
 }
 

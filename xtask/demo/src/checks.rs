@@ -192,8 +192,8 @@ pub(crate) fn only_retried(before: &BTreeMap<String, Answers>, after: &BTreeMap<
     ))
 }
 
-/// That each replica has asked for objects of work of its own shard's slots only. Pods that were never enrolled are left
-/// out.
+/// That each replica has asked for objects of work of its own shard's slots only. Pods that were never enrolled are
+/// left out.
 pub(crate) fn only_own(environment: &Environment, start: Timestamp, unsharded: &BTreeSet<String>) -> Result<String> {
     let divided: Vec<Resource> = environment.work.kinds().iter().map(|kind| kind.resource()).collect();
     let (shards, asked) = environment.observer.both(|world, history| {

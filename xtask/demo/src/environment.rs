@@ -154,7 +154,8 @@ impl Environment {
         })
     }
 
-    /// Enrols the operator by a rolling update: labels its pods' template, and waits until the pods from before are gone.
+    /// Enrols the operator by a rolling update: labels its pods' template, and waits until the pods from before are
+    /// gone.
     ///
     /// # Errors
     /// Where the API server refuses it, or the rollout does not end.
@@ -184,8 +185,8 @@ impl Environment {
         self.until("the pods from before to be gone", ROLLED_OUT_WITHIN, gone)
     }
 
-    /// Writes the root ShardingConfig, which the API server fences; `rule` is what its `spec.root` has beside prefix and
-    /// target, by which the canary gets these slots.
+    /// Writes the root ShardingConfig, which the API server fences; `rule` is what its `spec.root` has beside prefix
+    /// and target, by which the canary gets these slots.
     ///
     /// # Errors
     /// Where the API server refuses it.

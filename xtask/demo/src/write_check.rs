@@ -110,10 +110,10 @@ impl<'a> WriteCheck<'a> {
         Ok(())
     }
 
-    /// That while namespaces move, each from the first to the second of the owners that `owners` gives, every object was
-    /// changed by its owners only and in their order: the second one's first change comes after the first one's last.
-    /// While pods of the first one end, the next ones may take over; of the second one a single replica changes it. Pods
-    /// without a shard may always take turns, as their lock passes. No pod comes back.
+    /// That while namespaces move, each from the first to the second of the owners that `owners` gives, every object
+    /// was changed by its owners only and in their order: the second one's first change comes after the first one's
+    /// last. While pods of the first one end, the next ones may take over; of the second one a single replica changes
+    /// it. Pods without a shard may always take turns, as their lock passes. No pod comes back.
     pub(crate) fn moved(
         &self,
         span: &Span,

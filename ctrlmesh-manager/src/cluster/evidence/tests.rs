@@ -41,11 +41,18 @@ fn a_receipt_counts_for_its_uid_and_the_last_policy() {
         let acknowledged = found["ops/op"].evidence.pods["there"].acknowledged;
         assert_eq!(acknowledged, counts.then_some(7), "{uid}");
     }
+    // The rest of the move made a new policy, which the proxy does not have yet.
+    let mut later = plan.clone();
+    let one = Arc::make_mut(later.compiled.policies.values_mut().next().unwrap());
+    *one = CompiledPolicy::new(one.shard.clone(), one.operator.clone(), 1, Policy { epoch: 8, ..Policy::nothing() });
+    let receipt = InForce { uid: "there".to_owned(), digest: sent };
+    let (found, _) = gathered(&mut times, &later, receipt, *START);
+    assert_eq!(found["ops/op"].evidence.pods["there"].acknowledged, Some(7));
     let mut of_other = plan;
     let one = Arc::make_mut(of_other.compiled.policies.values_mut().next().unwrap());
     one.operator = Some("ops/other".to_owned());
     let receipt = InForce { uid: "there".to_owned(), digest: sent };
-    let (found, _) = gathered(&mut times, &of_other, receipt, *START);
+    let (found, _) = gathered(&mut Times::default(), &of_other, receipt, *START);
     assert_eq!(found["ops/op"].evidence.pods["there"].acknowledged, None, "another operator's epochs");
 }
 

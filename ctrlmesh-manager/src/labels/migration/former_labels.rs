@@ -76,15 +76,18 @@ mod tests {
         let labelling = Labelling { hash_key: "x/hash".to_owned(), ..Labelling::default() };
         let former = Some(Labelling::default());
         snapshot.scheme = Scheme { former, ..Scheme::settled(labelling) }.into();
-        let first = plan::of(snapshot.clone(), &BTreeMap::new());
-        for config in &mut snapshot.configs {
-            let record = &first.compiled.operators[&full_name(&config.metadata)];
-            config.status = Some(ctrlmesh_common::api::ShardingConfigStatus {
-                epoch: Some(1),
-                policy_digest: Some(record.policy_digest.clone()),
-                ownership: record.ownership.clone(),
-                ..Default::default()
-            });
+        // Shares are taken from whoever may have had them, and then given.
+        for _ in 0..2 {
+            let decided = plan::of(snapshot.clone(), &BTreeMap::new());
+            for config in &mut snapshot.configs {
+                let record = &decided.compiled.operators[&full_name(&config.metadata)];
+                config.status = Some(ctrlmesh_common::api::ShardingConfigStatus {
+                    epoch: i64::try_from(record.epoch).ok(),
+                    policy_digest: Some(record.policy_digest.clone()),
+                    ownership: record.ownership.clone(),
+                    ..Default::default()
+                });
+            }
         }
         plan::of(snapshot, &BTreeMap::new())
     }

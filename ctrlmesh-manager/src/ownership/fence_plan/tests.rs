@@ -109,7 +109,7 @@ fn a_fence_goes_with_its_root_or_its_field() {
     let mut off = fenced.clone();
     rule(&mut off).fence = Some(FenceMode::Off);
     let mut by_proxy = fenced.clone();
-    rule(&mut by_proxy).fence = None;
+    rule(&mut by_proxy).fence = Some(FenceMode::Proxy);
     let mut disabled = fenced.clone();
     rule(&mut disabled).disable = Some(true);
     let gone = Snapshot { configs: Vec::new(), ..fenced };

@@ -1,4 +1,4 @@
-//! Decides the next ownership table of a root that the API server fences.
+//! Decides the next ownership table of a root that is fenced.
 //!
 //! What moves is taken away first, and given once it is proved that its former owner cannot write any more. The
 //! protocol is [`ctrlmesh_common::handover`]; here stands what it is asked.
@@ -12,10 +12,11 @@ use ctrlmesh_common::slots::SlotSet;
 
 use super::owning::{self, Workload};
 use super::placement::{Placement, namespace};
-use super::{World, operator, record};
+use super::{World, record};
 use crate::rules::evidence;
-use crate::rules::fenced::is_handing_back;
+use crate::rules::fenced::{is_handing_back, is_server_fenced};
 use crate::rules::label_coverage;
+use crate::rules::object_name::full_name;
 use crate::rules::pod::Member;
 use crate::rules::shard::Shard;
 
@@ -29,10 +30,11 @@ pub(super) struct Handover {
     pub(super) waiting: Vec<String>,
 }
 
-/// The table in the status. An epoch without room for a later one was written by somebody else, and is ignored.
+/// The table in the status. One without an epoch, or without room for a later one, was written by somebody else, and is
+/// ignored.
 pub(super) fn current(root: &ShardingConfig) -> Ownership {
-    let table = root.status.as_ref().and_then(|status| status.ownership.clone()).unwrap_or_default();
-    Ownership { epoch: record::extendable(table.epoch), ..table }
+    let table = root.status.as_ref().and_then(|status| status.ownership.as_ref());
+    table.filter(|table| record::extendable(table.epoch) > 0).cloned().unwrap_or_default()
 }
 
 /// `None` while it is not known which pods of the namespace are not enrolled. `enrolled` are those that are.
@@ -59,12 +61,12 @@ pub(super) fn next(
     };
     let current = current(root);
     let desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
-    let full_name = format!("{}/{}", namespace(root), operator::name(root));
-    let mut evidence = evidence::counted(world.evidence.get(&full_name), &current);
-    // Nobody labels by a root from a file, which has no generation.
-    let is_labelled = root.metadata.generation.is_none() || label_coverage::was_established(root);
+    let mut evidence = evidence::counted(world.evidence.get(&full_name(&root.metadata)), &current);
+    // Nobody labels by a root from a file, which has no generation. Proxies fence by paths.
+    let goes_by_labels = is_server_fenced(rule) && root.metadata.generation.is_some();
+    let is_labelled = !goes_by_labels || label_coverage::was_established(root);
     if !is_labelled {
-        // The fence goes by labels, so it proves nothing before they are there.
+        // The fence proves nothing before they are there.
         evidence.server = Server::Enforces(0);
     }
     let step = handover::next(&current, &desired, hash, &evidence);

@@ -16,6 +16,7 @@ use super::placement::{Placement, namespace};
 use super::policy;
 use super::{CompiledPolicy, Drafts, Trouble, World};
 use crate::rules::fenced::{is_fenced, is_handing_back};
+use crate::rules::object_name::full_name;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, DivideError, Shard};
 use crate::rules::validate;
@@ -53,10 +54,7 @@ enum Division<'a> {
 #[derive(Clone, Debug)]
 enum Table {
     /// From its division: what moves, moves at once.
-    Divided {
-        /// UIDs of the operator's pods, each with its shard.
-        pod_uids: BTreeMap<String, String>,
-    },
+    Divided(Ownership),
     /// From the protocol, with the limits of each shard; `None` for one that owns nothing.
     Handover { handover: Box<Handover>, limits: Result<Vec<Option<Vec<Limit>>>, DivideError> },
     /// It is not known yet which pods are not enrolled.
@@ -121,12 +119,8 @@ fn makes(root: &ShardingConfig, config: &ShardingConfig) -> bool {
 }
 
 pub(super) fn trouble(config: &ShardingConfig, message: String) -> Trouble {
-    let config = full_name(config);
+    let config = full_name(&config.metadata);
     Trouble { object: format!("ShardingConfig {config}"), configs: vec![config], message }
-}
-
-fn full_name(config: &ShardingConfig) -> String {
-    format!("{}/{}", namespace(config), name(config))
 }
 
 pub(super) fn name(config: &ShardingConfig) -> &str {
@@ -252,7 +246,7 @@ impl Operator<'_> {
 
     /// `NAMESPACE/NAME` of the root or standalone ShardingConfig.
     pub fn full_name(&self) -> String {
-        full_name(self.config)
+        full_name(&self.config.metadata)
     }
 
     pub(super) fn status(&self) -> Option<&ShardingConfigStatus> {
@@ -264,12 +258,10 @@ impl Operator<'_> {
     }
 
     /// The ownership table of a root; without an epoch, unless it comes from a handover.
-    pub(super) fn table(&self) -> Option<Ownership> {
+    pub(super) fn table(&self) -> Option<&Ownership> {
         match &self.division {
-            Division::Root { table: Table::Handover { handover, .. }, .. } => Some(handover.step.table.clone()),
-            Division::Root { shards, placement, table: Table::Divided { pod_uids }, .. } => {
-                Some(Ownership { pod_uids: pod_uids.clone(), ..shard::table(shards, placement.pods()) })
-            }
+            Division::Root { table: Table::Handover { handover, .. }, .. } => Some(&handover.step.table),
+            Division::Root { table: Table::Divided(table), .. } => Some(table),
             Division::Root { .. } | Division::Unknown { .. } | Division::Alone { .. } => None,
         }
     }
@@ -277,15 +269,15 @@ impl Operator<'_> {
     /// The fence by the table of a root whose pods are fenced, without an owner.
     fn fence(&self) -> Option<Fence> {
         let Division::Root { hash, .. } = &self.division else { return None };
-        let rule = self.config.spec.root.as_ref().filter(|rule| rule.fence != Some(FenceMode::Off))?;
+        let rule = self.config.spec.root.as_ref().filter(|rule| rule.fence_mode() != FenceMode::Off)?;
         let divided = &rule.resource_selector;
         let everything = divided.iter().any(|one| one.relate_resources.is_empty());
         let resources = divided.iter().filter(|_| !everything).flat_map(|one| &one.relate_resources);
-        let fence = Fence::of(&self.table()?, "", *hash, resources.map(ResourceMatch::from).collect());
+        let fence = Fence::of(self.table()?, "", *hash, resources.map(ResourceMatch::from).collect());
         Some(Fence { operator: self.full_name(), ..fence })
     }
 
-    /// Of a root that the API server fences.
+    /// Of a root that is fenced.
     pub(super) fn handover(&self) -> Option<&Handover> {
         match &self.division {
             Division::Root { table: Table::Handover { handover, .. }, .. } => Some(handover),
@@ -307,10 +299,10 @@ impl Operator<'_> {
     /// For whom each pod may write, by its UID. A handover names the owner of a pod in the written table first: the pod
     /// is asked of that owner only whether a write may be under way.
     pub(super) fn owners(&self) -> BTreeMap<String, String> {
-        let mut owners = self.table().map(|table| table.pod_uids).unwrap_or_default();
+        let mut owners = self.table().map(|table| table.pod_uids.clone()).unwrap_or_default();
         if self.handover().is_some() {
-            let written = handover::current(self.config).pod_uids;
-            owners.retain(|uid, owner| written.get(uid) == Some(owner));
+            let written = self.status().and_then(|status| status.ownership.as_ref()).map(|table| &table.pod_uids);
+            owners.retain(|uid, owner| written.and_then(|written| written.get(uid)) == Some(owner));
         }
         owners
     }
@@ -360,7 +352,7 @@ fn divided<'a>(
     } else {
         let uid = |pod: &&Member| Some((pod.uid.clone(), placement.pods().get(&pod.name.name)?.clone()));
         let pod_uids = near.iter().filter(|pod| !pod.uid.is_empty()).filter_map(uid).collect();
-        Table::Divided { pod_uids }
+        Table::Divided(Ownership { pod_uids, ..shard::table(&shards, placement.pods()) })
     };
     let hash = world.labelling.hash;
     Operator { valid: true, config: root, division: Division::Root { shards, placement, table, hash } }

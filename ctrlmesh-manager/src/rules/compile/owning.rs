@@ -1,4 +1,4 @@
-//! Says who should own what of a root that the API server fences, and which pods write for whom.
+//! Says who should own what of a root that is fenced, and which pods write for whom.
 //!
 //! Pure. A shard gets its share once it has a pod that serves. Until then the share stays with its present owner,
 //! while that one lives. Pods of the workload that are not enrolled are an owner, too. A pod lives until it has ended.
@@ -63,8 +63,11 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     let enrolled = enrolled.filter_map(|pod| Some((pod.uid.clone(), shard(pod)?)));
     let unenrolled = live(workload.unenrolled).filter(|pod| pod.node.is_some());
     let unenrolled = unenrolled.map(|pod| (pod.uid.clone(), UNSHARDED.to_owned()));
-    let pod_uids = enrolled.chain(unenrolled).collect();
-    Desired { slots, namespaces, pods: workload.placed.clone(), pod_uids, epoch }
+    let pod_uids: BTreeMap<String, String> = enrolled.chain(unenrolled).collect();
+    // Pods with a proxy that were there before the table may have been of a former one: nothing is granted before they
+    // have acknowledged this one.
+    let taken_up = *current == Ownership::default() && pod_uids.values().any(|owner| owner != UNSHARDED);
+    Desired { slots, namespaces, pods: workload.placed.clone(), pod_uids, epoch, taken_up }
 }
 
 /// Of each slot and pinned namespace, the shard that the root names, where it is not the owner in `desired`.

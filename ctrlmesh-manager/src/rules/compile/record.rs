@@ -19,12 +19,12 @@ pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingCo
     let before = handover::current(operator.config());
     let (written, newest) = (epoch(status), newest(operator, configs));
     let table = operator.table();
-    let policy_digest = digest(table.as_ref(), texts(drafts));
+    let policy_digest = digest(table, texts(drafts));
     let digest_in_status = status.and_then(|status| status.policy_digest.as_ref());
     let unchanged = digest_in_status == Some(&policy_digest)
         && written > 0
         && written == newest
-        && table.as_ref().is_none_or(|table| !moved(&before, table));
+        && table.is_none_or(|table| !moved(&before, table));
     let next = newest.max(before.epoch) + 1;
     let handover = operator.handover();
     let moves = handover.is_some_and(|handover| handover.step.table != before);
@@ -34,9 +34,9 @@ pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingCo
         written: unchanged,
         ownership: table.map(|table| {
             if handover.is_some() {
-                return table;
+                return table.clone();
             }
-            let after = table.after(&before);
+            let after = table.clone().after(&before);
             let changed = after.epoch != before.epoch || before.epoch == 0;
             Ownership { epoch: if changed { next } else { before.epoch }, ..after }
         }),
@@ -56,7 +56,7 @@ pub(super) fn changed_at(operator: &Operator<'_>, record: &Record) -> Option<u64
 /// Whether the status of `operator` has the hash of `drafts`.
 pub(super) fn is_written(operator: &Operator<'_>, drafts: &Drafts) -> bool {
     let digest_in_status = operator.status().and_then(|status| status.policy_digest.as_ref());
-    digest_in_status == Some(&digest(operator.table().as_ref(), texts(drafts)))
+    digest_in_status == Some(&digest(operator.table(), texts(drafts)))
 }
 
 /// The newest epoch in the status of the operator, of its shards, or of the inactive root that made it.

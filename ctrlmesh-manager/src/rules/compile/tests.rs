@@ -115,9 +115,11 @@ fn pods_of_a_root_are_fenced_by_its_table() {
         let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
         root(&format!("{rule}{more}"))
     };
-    let pods = ["op-0", "op-1"].map(|name| Member { uid: format!("u-{name}"), ..pod(name, &[]) });
+    let node = Some("n".to_owned());
+    let pods = ["op-0", "op-1"].map(|name| Member { uid: format!("u-{name}"), node: node.clone(), ..pod(name, &[]) });
     let fences = |text: String| {
-        let compiled = compiled(&[text], &pods, &Compiled::default());
+        let first = compiled(std::slice::from_ref(&text), &pods, &Compiled::default());
+        let compiled = compiled(&[text + &status(&first, "ops/root")], &pods, &first);
         let table = compiled.operators["ops/root"].ownership.clone().unwrap();
         let fences = compiled.policies.values().map(|one| (one.shard.clone().unwrap(), one.policy.fence.clone()));
         (table, fences.collect::<Vec<_>>())

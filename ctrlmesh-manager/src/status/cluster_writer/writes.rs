@@ -37,7 +37,7 @@ pub enum Write {
         config: Box<ShardingConfig>,
         /// Whether the epoch changes: proxies get their policies only after this write.
         is_awaited: bool,
-        /// Whether the ownership table of a root that the API server fences changes: a move waits for each table.
+        /// Whether the ownership table of a root that is fenced changes: a move waits for each table.
         is_move: bool,
         events: Vec<EventNote>,
     },

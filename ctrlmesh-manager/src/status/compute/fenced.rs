@@ -8,10 +8,10 @@ use crate::ownership::fence_state::{FenceState, States, Unfenced};
 
 pub(super) const FENCED: &str = "Fenced";
 
-/// None for what is no root, and for a root that does not say who fences.
+/// None for what is no root.
 pub(super) fn of(config: &ShardingConfig, full_name: &str, before: &[Condition], states: &States) -> Option<Finding> {
     let rule = config.spec.root.as_ref()?;
-    let found = match rule.fence? {
+    let found = match rule.fence_mode() {
         FenceMode::Off => finding(false, "Off", "nobody refuses writes: spec.root.fence is Off"),
         FenceMode::Proxy => finding(false, "ProxyOnly", "only the proxies refuse writes: spec.root.fence is Proxy"),
         FenceMode::Server if rule.disable == Some(true) => {
@@ -37,8 +37,8 @@ fn by_server(state: &FenceState) -> Finding {
             finding(true, "Enforced", format!("all {} endpoints of the API server enforce it", proof.endpoints))
         }
         FenceState::Open(Unfenced::Unsupported) => {
-            let message = "the API server has no ValidatingAdmissionPolicy; it needs Kubernetes 1.30 or newer. Set \
-                spec.root.fence to Proxy";
+            let message = "the API server has no ValidatingAdmissionPolicy, which it has since Kubernetes 1.30: only \
+                the proxies refuse writes";
             finding(false, "Unsupported", message)
         }
         FenceState::Open(Unfenced::NotWritten { why }) => finding(false, "NotWritten", why),
@@ -98,7 +98,7 @@ mod tests {
         {
             assert_eq!(said(&root(Some(fence)), None), Some((false, reason.to_owned())));
         }
-        assert_eq!(said(&root(None), None), None, "it does not say so itself");
+        assert_eq!(said(&root(None), None), Some((false, "Pending".to_owned())), "as with Server");
         assert_eq!(said(&ShardingConfig::new("a", ShardingConfigSpec::default()), None), None);
         let mut disabled = root(Some(FenceMode::Server));
         disabled.spec.root.as_mut().unwrap().disable = Some(true);

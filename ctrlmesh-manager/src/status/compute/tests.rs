@@ -69,8 +69,13 @@ fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
 fn a_root_is_programmed_when_every_proxy_has_acknowledged_it() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let first = status(&plan(&text), 0, &[("op-0", 1), ("op-1", 1)], 100);
-    let expected =
-        ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected", "Settled=True Unfenced"];
+    let expected = [
+        "Accepted=True Valid",
+        "Programmed=False Waiting",
+        "Degraded=False AsExpected",
+        "Settled=True Settled",
+        "Fenced=False Pending",
+    ];
     assert_eq!(summary(&first), expected);
     assert_eq!((first.epoch, first.observed_generation, first.is_root), (Some(1), Some(4), Some(true)));
     assert_eq!(first.root.as_ref().unwrap().child_sharding_configs, ["r-1-normal", "r-2-normal"]);

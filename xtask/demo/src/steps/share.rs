@@ -123,8 +123,9 @@ pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
     ])
 }
 
-/// That in `span`, in which it moved, each object of the divided kinds was changed by its old owner, and then by its new
-/// one; and by the old one no more once the last epoch was acknowledged by all. Of other kinds, that no third one did.
+/// That in `span`, in which it moved, each object of the divided kinds was changed by its old owner, and then by its
+/// new one; and by the old one no more once the last epoch was acknowledged by all. Of other kinds, that no third one
+/// did.
 fn in_turn(environment: &Environment, span: &Span, acknowledged: Timestamp) -> Result<String> {
     let (old, new) = (third(), later(environment));
     let owners = |space: &str| [shard_of(space, old), shard_of(space, new)];

@@ -30,8 +30,8 @@ const OUTAGE: Range<u64> = 0..3_000;
 /// Where a victim has several that it speaks to, one of them is chosen: this is divisible by how many there may be.
 const PEERS: usize = 12;
 
-/// By how many seconds a wall clock is wrong at most. Those of managers less: the certificates that they sign count from
-/// five minutes earlier, and who was given one would be believed by nobody for as long as the step was.
+/// By how many seconds a wall clock is wrong at most. Those of managers less: the certificates that they sign count
+/// from five minutes earlier, and who was given one would be believed by nobody for as long as the step was.
 const STEP: i64 = 3_600;
 const MANAGER_STEP: i64 = 240;
 

@@ -38,8 +38,9 @@ impl Bed {
     }
 }
 
-async fn enrolled_and_left(rounds: usize) -> Result<()> {
-    let Some(mut bed) = Bed::start("a_running_operator_is_enrolled_and_leaves").await? else { return Ok(()) };
+async fn enrolled_and_left(fence: &str, test: &str) -> Result<()> {
+    let rounds = times(ROUNDS);
+    let Some(mut bed) = Bed::start(test).await? else { return Ok(()) };
     pods::workload(&bed, usize::from(PODS), false).await?;
     for number in 0..PODS {
         bed.start_pod(number, false, &CACHED).await?;
@@ -47,7 +48,7 @@ async fn enrolled_and_left(rounds: usize) -> Result<()> {
     let load = Load::begin(&bed);
     bed.works().await?;
     for round in 1..=rounds {
-        bed.root(&sliced("Server", &slice(round)?)).await?;
+        bed.root(&sliced(fence, &slice(round)?)).await?;
         bed.roll(true).await.with_context(|| format!("enrolment {round}"))?;
         bed.settled(|table| slots_of(table, UNSHARDED).is_empty()).await?;
         bed.works().await?;
@@ -63,5 +64,10 @@ async fn enrolled_and_left(rounds: usize) -> Result<()> {
 
 #[tokio::test]
 async fn a_running_operator_is_enrolled_and_leaves() -> Result<()> {
-    enrolled_and_left(times(ROUNDS)).await
+    enrolled_and_left("Server", "a_running_operator_is_enrolled_and_leaves").await
+}
+
+#[tokio::test]
+async fn an_operator_is_enrolled_where_only_proxies_fence() -> Result<()> {
+    enrolled_and_left("Proxy", "an_operator_is_enrolled_where_only_proxies_fence").await
 }

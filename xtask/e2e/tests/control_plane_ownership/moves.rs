@@ -73,13 +73,21 @@ async fn without_a_fence_the_former_owner_writes_on() -> Result<()> {
 
 #[tokio::test]
 async fn a_slice_moves_with_one_writer_by_the_servers_fence() -> Result<()> {
-    let test = "a_slice_moves_with_one_writer_by_the_servers_fence";
+    slice_moves("Server", "a_slice_moves_with_one_writer_by_the_servers_fence").await
+}
+
+#[tokio::test]
+async fn a_slice_moves_with_one_writer_by_the_proxies() -> Result<()> {
+    slice_moves("Proxy", "a_slice_moves_with_one_writer_by_the_proxies").await
+}
+
+async fn slice_moves(fence: &str, test: &str) -> Result<()> {
     let Some(mut bed) = Bed::start(test).await? else { return Ok(()) };
-    bed.sharded("Server", &UNCACHED).await?;
+    bed.sharded(fence, &UNCACHED).await?;
     let load = Load::begin(&bed);
     for round in 1..=times(MOVES) {
         let slots = slice(round * 5)?;
-        bed.root(&sliced("Server", &slots)).await?;
+        bed.root(&sliced(fence, &slots)).await?;
         bed.settled(|table| slots_of(table, CANARY) == slots).await?;
         // The former owner would have come back to each of them meanwhile.
         bed.until_written(&teams_of(&slots), 4).await?;

@@ -81,8 +81,22 @@ impl Bed {
 
     /// The leader writes until nothing follows.
     fn settle(&mut self) -> Record {
+        self.settle_with(Self::proves)
+    }
+
+    /// The same where the API server does not fence, and these pods have ended.
+    fn settle_by_proxies(&mut self, ended: &[&str]) -> Record {
+        self.settle_with(|bed| {
+            bed.proves();
+            bed.evidence.server = Server::None;
+            let gone = PodEvidence { gone: true, ..PodEvidence::default() };
+            bed.evidence.pods.extend(ended.iter().map(|uid| ((*uid).to_owned(), gone)));
+        })
+    }
+
+    fn settle_with(&mut self, prove: impl Fn(&mut Self)) -> Record {
         for _ in 0..20 {
-            self.proves();
+            prove(self);
             let before = self.table.clone();
             let record = self.step();
             if self.table == before {
@@ -134,34 +148,49 @@ fn slot(number: i64) -> Slot {
 fn slots_are_taken_away_proved_and_only_then_given() {
     let mut bed = Bed::new("fence: Server, targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 2}");
     bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];
-    let first = bed.step();
-    assert!(bed.table.epoch == 1 && bed.owners() == [A].into() && first.waiting.is_empty(), "{first:?}");
+    let first = bed.settle();
+    assert!(bed.table.epoch == 2 && bed.owners() == [A].into() && first.waiting.is_empty(), "{first:?}");
     assert_eq!(bed.see(31, "x"), ["op-0", "op-1"]);
     // Two shards of one pod each.
     bed.root = root(TWO);
     let revoked = bed.step();
     let taken: Vec<Slot> = bed.table.revoked.as_ref().unwrap().slots.keys().copied().collect();
     assert_eq!((taken.len(), taken[0]), (16, slot(16)), "no slot moves that need not");
-    assert!(revoked.moves && revoked.epoch == 2 && bed.table.epoch == 2, "{revoked:?}");
+    assert!(revoked.moves && revoked.epoch == 3 && bed.table.epoch == 3, "{revoked:?}");
     assert_eq!(bed.see(31, "x"), [""; 0], "nobody sees what is taken away");
     assert_eq!(bed.see(0, "x"), ["op-0"]);
     // Nothing is proved: the same table, however often.
     let waiting = bed.step();
-    assert!(!waiting.moves && waiting.written && bed.table.epoch == 2);
-    assert!(waiting.waiting[0].contains("op-0"), "{:?}", waiting.waiting);
+    assert!(!waiting.moves && waiting.written && bed.table.epoch == 3);
+    assert!(waiting.waiting.iter().any(|one| one.contains("op-0")), "{:?}", waiting.waiting);
     // The API server only; the proxies have not acknowledged.
-    bed.evidence.server = Server::Enforces(2);
+    bed.evidence.server = Server::Enforces(3);
     assert!(!bed.step().moves);
     // An acknowledgement of an older epoch.
     bed.proves();
-    bed.evidence.pods.values_mut().for_each(|pod| pod.acknowledged = Some(1));
+    bed.evidence.pods.values_mut().for_each(|pod| pod.acknowledged = Some(2));
     assert!(!bed.step().moves);
     bed.proves();
     let granted = bed.step();
-    assert!(granted.moves && bed.table.revoked.is_none() && bed.table.epoch == 3, "{granted:?}");
+    assert!(granted.moves && bed.table.revoked.is_none() && bed.table.epoch == 4, "{granted:?}");
     assert_eq!((bed.see(31, "x"), bed.see(0, "x")), (vec!["op-1".to_owned()], vec!["op-0".to_owned()]));
     let end = bed.step();
-    assert!(end.written && !end.moves && end.waiting.is_empty() && end.epoch == 3, "{end:?}");
+    assert!(end.written && !end.moves && end.waiting.is_empty() && end.epoch == 4, "{end:?}");
+}
+
+#[test]
+fn pods_of_a_root_that_was_made_again_prove_first() {
+    for rule in [TWO.to_owned(), TWO.replace("Server", "Proxy")] {
+        let mut bed = Bed::new(&rule);
+        bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];
+        let taken = bed.step();
+        assert!(bed.owners().is_empty() && taken.epoch == 1 && bed.table.epoch == 1, "{taken:?}");
+        assert_eq!(bed.see(0, "x"), [""; 0], "nobody sees what is nobody's");
+        bed.step();
+        assert!(bed.owners().is_empty());
+        bed.settle();
+        assert_eq!((bed.owners(), bed.see(0, "x")), ([A, B].into(), vec!["op-0".to_owned()]));
+    }
 }
 
 #[test]
@@ -332,23 +361,41 @@ fn nothing_is_decided_before_the_unenrolled_pods_are_known() {
 }
 
 #[test]
-fn a_root_without_the_servers_fence_moves_at_once() {
-    for fence in ["", "fence: Proxy, ", "fence: \"Off\", "] {
-        let rule =
-            |size: u8| format!("{fence}targetStatefulSet: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
-        let mut bed = Bed::new(&rule(1));
-        bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];
-        bed.unenrolled = vec![plain("op-2")];
-        bed.step();
-        bed.root = root(&rule(2));
-        bed.step();
-        assert!(bed.owners() == [A, B].into() && bed.table.revoked.is_none(), "{fence}");
-    }
+fn a_root_without_a_fence_moves_at_once() {
+    let rule = |size: u8| {
+        format!("fence: 'Off', targetStatefulSet: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}")
+    };
+    let mut bed = Bed::new(&rule(1));
+    bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];
+    bed.unenrolled = vec![plain("op-2")];
+    bed.step();
+    bed.root = root(&rule(2));
+    bed.step();
+    assert!(bed.owners() == [A, B].into() && bed.table.revoked.is_none());
+}
+
+#[test]
+fn where_only_proxies_fence_they_and_the_ends_of_pods_prove() {
+    let rule = TWO.replace("Server", "Proxy");
+    let mut bed = Bed::new(&rule);
+    bed.unenrolled = vec![plain("op-0"), plain("op-1")];
+    bed.settle();
+    assert_eq!(bed.owners(), [UNSHARDED].into());
+    // One is made anew.
+    bed.unenrolled.remove(1);
+    bed.enrolled.push(enrolled("op-1"));
+    let waiting = bed.settle_by_proxies(&["plain-op-1"]).waiting;
+    assert!(waiting[0].contains("pod op-0 of unsharded has not ended"), "{waiting:?}");
+    assert_eq!(bed.owners(), [UNSHARDED].into(), "the old pod has no proxy that could refuse");
+    bed.unenrolled.clear();
+    bed.enrolled.push(enrolled("op-0"));
+    bed.settle_by_proxies(&["plain-op-0", "plain-op-1"]);
+    assert_eq!(bed.owners(), [A, B].into());
 }
 
 #[test]
 fn a_root_that_gets_the_servers_fence_keeps_its_table() {
-    let flips = TWO.replace("fence: Server, ", "");
+    let flips = TWO.replace("Server", "'Off'");
     let mut bed = Bed::new(&flips);
     bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];
     bed.step();
@@ -356,7 +403,7 @@ fn a_root_that_gets_the_servers_fence_keeps_its_table() {
     bed.root = root(TWO);
     let record = bed.step();
     assert_eq!((&bed.table.slots, bed.table.pod_uids.len()), (&slots, 2));
-    assert!(bed.table.revoked.is_none() && record.epoch == 1, "{record:?}");
+    assert!(bed.table.revoked.is_none() && record.epoch == 2, "{record:?}");
     let limits =
         |all: &super::super::PoliciesByPod| -> Vec<_> { all.values().map(|one| one.policy.limits.clone()).collect() };
     assert_eq!(limits(&bed.before.policies), limits(&policies));

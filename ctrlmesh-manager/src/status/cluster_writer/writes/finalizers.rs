@@ -1,4 +1,4 @@
-//! Keeps a root that the API server fences, until its shards own nothing and the fence is gone.
+//! Keeps a root that is fenced, until its shards own nothing and the fence in the API server is gone.
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::OWNERSHIP_FINALIZER;
@@ -6,7 +6,7 @@ use ctrlmesh_common::names::OWNERSHIP_FINALIZER;
 use super::{Write, is_leaving};
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::{States, is_gone};
-use crate::rules::fenced::{is_fenced, may_lose_fence};
+use crate::rules::fenced::{is_fenced, is_server_fenced, may_lose_fence};
 use crate::rules::object_name::full_name;
 
 pub(super) fn writes(plan: &Plan, fences: &States) -> Vec<Write> {
@@ -21,10 +21,11 @@ pub(super) fn writes(plan: &Plan, fences: &States) -> Vec<Write> {
 /// The finalizers that `root` should have, if it has others. The fence of a root goes first: without the root, it would
 /// refuse every write.
 fn wanted(root: &ShardingConfig, is_fence_gone: bool) -> Option<Vec<String>> {
-    let is_fenced = root.spec.root.as_ref().is_some_and(is_fenced);
+    let rule = root.spec.root.as_ref();
+    let is_fence_gone = is_fence_gone || !rule.is_some_and(is_server_fenced);
     let present = root.metadata.finalizers.clone().unwrap_or_default();
     let is_kept = present.iter().any(|one| one == OWNERSHIP_FINALIZER);
-    let stays = is_fenced && !(is_leaving(root) && may_lose_fence(root) && is_fence_gone);
+    let stays = rule.is_some_and(is_fenced) && !(is_leaving(root) && may_lose_fence(root) && is_fence_gone);
     match (is_kept, stays) {
         // A root that is being deleted takes no finalizer.
         (false, true) if !is_leaving(root) => {
@@ -66,7 +67,8 @@ mod tests {
         let both = Some(vec!["other".to_owned(), OWNERSHIP_FINALIZER.to_owned()]);
         let other = Some(vec!["other".to_owned()]);
         assert_eq!(wanted(&root("Server", OWNED), false), both);
-        assert_eq!(wanted(&root("Proxy", OWNED), false), None);
+        assert_eq!(wanted(&root("Proxy", OWNED), false), both);
+        assert_eq!(wanted(&root("'Off'", OWNED), false), None);
         assert_eq!(wanted(&kept(root("Server", OWNED), false), true), None);
         for table in [OWNED, MOVING] {
             assert_eq!(wanted(&kept(root("Server", table), true), true), None, "{table}");
@@ -75,8 +77,10 @@ mod tests {
         assert_eq!(wanted(&kept(root("Server", HANDED_BACK), true), true), other);
         let nobody = "{epoch: 3, slots: {'1': r-1-normal}}";
         assert_eq!(wanted(&kept(root("Server", nobody), true), true), other, "no pod is left");
-        assert_eq!(wanted(&kept(root("Proxy", OWNED), false), false), other);
-        assert_eq!(wanted(&kept(root("Proxy", OWNED), true), false), other);
+        assert_eq!(wanted(&kept(root("Proxy", OWNED), true), false), None);
+        assert_eq!(wanted(&kept(root("Proxy", HANDED_BACK), true), false), other, "no fence in the API server");
+        assert_eq!(wanted(&kept(root("'Off'", OWNED), false), false), other);
+        assert_eq!(wanted(&kept(root("'Off'", OWNED), true), false), other);
     }
 
     #[test]

@@ -97,10 +97,14 @@ async fn a_changed_root_changes_its_shards_in_place() -> Result<()> {
         Ok(())
     })
     .await?;
-    let after = place.status("op-root").await?;
-    ensure!(after.epoch > before.epoch, "{:?} {:?}", after.epoch, before.epoch);
-    let table = after.ownership.context("no table")?;
-    ensure!(table.namespaces.get("shop").map(String::as_str) == Some("op-0-canary"));
+    retry(|| async {
+        let after = place.status("op-root").await?;
+        ensure!(after.epoch > before.epoch, "{:?} {:?}", after.epoch, before.epoch);
+        let table = after.ownership.context("no table")?;
+        ensure!(table.namespaces.get("shop").map(String::as_str) == Some("op-0-canary"), "{table:?}");
+        Ok(())
+    })
+    .await?;
     place.root(auto(1, 3)).await?;
     place.until_shards(&["op-1-normal"]).await?;
     // None of the writes waits for another.
