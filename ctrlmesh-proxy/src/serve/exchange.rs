@@ -90,7 +90,7 @@ impl Session {
     ) -> Result<Response<Reply>, Abort> {
         let start = Instant::now();
         let accept = request.headers().get(header::ACCEPT).cloned();
-        let handshake = Handshake::of(request.headers());
+        let (handshake, is_upgrade) = (Handshake::of(request.headers()), headers::upgrade(request.headers()).is_some());
         let method = request.method().clone();
         let target = target(request.uri());
         let info = RequestInfo::parse(method.as_str(), target.as_str());
@@ -110,9 +110,13 @@ impl Session {
                 debug!(error = &error as &dyn Error, "request failed");
                 let status = self.failed(&error, method.is_safe())?;
                 metrics_guard.response_began(Outcome::Refused);
-                let handshake = handshake.filter(|_| is_watch && status.code == StatusCode::GONE);
-                let ended = handshake.map(|handshake| handshake.end_with(&status));
-                ended.unwrap_or_else(|| refuse::response(&status, accept.as_ref())).map(Content::Plain)
+                let ends_watch = is_watch && status.code == StatusCode::GONE;
+                let answer = match handshake.filter(|_| ends_watch) {
+                    Some(handshake) => handshake.end_with(&status),
+                    None if ends_watch && !is_upgrade => refuse::ended_watch(&status, accept.as_ref()),
+                    None => refuse::response(&status, accept.as_ref()),
+                };
+                answer.map(Content::Plain)
             }
         };
         info!(target: "access", %method, path = target.path(), verb, status = response.status().as_u16());

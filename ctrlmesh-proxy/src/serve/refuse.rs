@@ -4,6 +4,7 @@ use std::io;
 
 use ctrlmesh_request::rewrite::status;
 use ctrlmesh_request::rewrite::status::Status;
+use ctrlmesh_request::rewrite::watch;
 use http::{HeaderValue, Response, StatusCode, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -26,13 +27,27 @@ pub(super) async fn not_tls(mut stream: TcpStream) -> io::Result<()> {
 pub(super) fn response(status: &Status, accept: Option<&HeaderValue>) -> Response<Relay> {
     let accept = accept.and_then(|accept| accept.to_str().ok());
     let (kind, body) = status::encode(status, accept);
-    let mut response = Response::new(Relay::full(body));
+    let mut response = of(kind, body);
     *response.status_mut() = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     if let Some(seconds) = status.retry_after {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
+    response
+}
+
+/// A watch that ends at once with `status` as an ERROR event. The API server answers so whatever is wrong with the
+/// version of a watch (apiserver's `Cacher.Watch`), and some clients list again for nothing else.
+pub(super) fn ended_watch(status: &Status, accept: Option<&HeaderValue>) -> Response<Relay> {
+    let accept = accept.and_then(|accept| accept.to_str().ok());
+    let (kind, body) = watch::error_stream(accept, status);
+    of(kind, body)
+}
+
+fn of(kind: &'static str, body: Vec<u8>) -> Response<Relay> {
+    let mut response = Response::new(Relay::full(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     response
 }

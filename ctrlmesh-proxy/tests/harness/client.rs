@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls_pki_types::ServerName;
+use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -37,6 +38,15 @@ pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
+}
+
+impl Answer {
+    /// Whether it is a watch that ends at once, so that the client lists again.
+    pub(crate) fn is_expired_watch(&self) -> bool {
+        let event: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        let said = [&event["type"], &event["object"]["kind"], &event["object"]["reason"]];
+        self.status == StatusCode::OK && said == ["ERROR", "Status", "Expired"] && event["object"]["code"] == 410
+    }
 }
 
 impl Client {

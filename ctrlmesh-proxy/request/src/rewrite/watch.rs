@@ -19,7 +19,7 @@ pub use super::document::framed;
 pub use difference::{Difference, difference};
 use event::{EventSummary, starts_as_added};
 pub use splice::{Expired, NextRead, Splice, expired, list_accept, list_version, newest};
-pub use websocket::error_frames;
+pub use websocket::{error_frames, error_stream};
 
 /// The longest frame that is waited for, in bytes: twenty of the largest objects that the API server takes.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;

@@ -1,7 +1,8 @@
-//! The end of a watch over a WebSocket, as the API server sends it.
+//! The end of a watch with a Status, as the API server sends it, over a WebSocket and as an HTTP stream.
 //!
-//! Each event is a message of its own, without the framing of an HTTP stream: text in JSON, binary in protobuf and CBOR
-//! (apiserver's `WatchServer.HandleWS`). The frames are those of RFC 6455, 5.2; a server's are not masked.
+//! Over a WebSocket, each event is a message of its own, without the framing of an HTTP stream: text in JSON, binary in
+//! protobuf and CBOR (apiserver's `WatchServer.HandleWS`). The frames are those of RFC 6455, 5.2; a server's are not
+//! masked.
 
 use crate::rewrite::document::Encoding;
 use crate::rewrite::list;
@@ -47,6 +48,17 @@ fn frame(opcode: u8, payload: &[u8]) -> Vec<u8> {
     }
     frame.extend(payload);
     frame
+}
+
+/// The same for a watch that is an HTTP stream: its content type, and the frame.
+pub fn error_stream(accept: Option<&str>, status: &Status) -> (&'static str, Vec<u8>) {
+    let encoding = accepted(accept.unwrap_or_default());
+    let kind = match encoding {
+        Encoding::Json => "application/json",
+        Encoding::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+        Encoding::Cbor => "application/cbor-seq",
+    };
+    (kind, list::error(encoding, status))
 }
 
 /// The first encoding that the client names; JSON where it names none.
@@ -101,6 +113,22 @@ mod tests {
             let whole = list::error(encoding, &status("too old"));
             assert!(whole.ends_with(event), "{accept}");
             assert_eq!(whole.len() - event.len(), if encoding == Encoding::Protobuf { 4 } else { 0 });
+        }
+    }
+
+    #[test]
+    fn a_stream_ends_with_a_frame_of_its_encoding() {
+        for (accept, kind, encoding) in [
+            (None, "application/json", Encoding::Json),
+            (
+                Some("application/vnd.kubernetes.protobuf,application/json"),
+                "application/vnd.kubernetes.protobuf;stream=watch",
+                Encoding::Protobuf,
+            ),
+            (Some("application/cbor-seq, application/json"), "application/cbor-seq", Encoding::Cbor),
+        ] {
+            let expected = (kind, list::error(encoding, &status("too old")));
+            assert_eq!(error_stream(accept, &status("too old")), expected);
         }
     }
 
