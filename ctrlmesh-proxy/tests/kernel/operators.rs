@@ -137,10 +137,15 @@ impl Node {
 
 impl Operator {
     pub(crate) fn ask(&mut self, line: &str) -> Value {
-        writeln!(self.stdin, "{line}").unwrap();
+        self.ask_unless_ended(line).unwrap()
+    }
+
+    /// `None` once the process has ended.
+    pub(crate) fn ask_unless_ended(&mut self, line: &str) -> Option<Value> {
+        writeln!(self.stdin, "{line}").ok()?;
         let mut answer = String::new();
-        self.stdout.read_line(&mut answer).unwrap();
-        serde_json::from_str(&answer).unwrap()
+        let read = self.stdout.read_line(&mut answer).unwrap();
+        (read > 0).then(|| serde_json::from_str(&answer).unwrap())
     }
 
     /// Whether the process has ended.
@@ -148,9 +153,13 @@ impl Operator {
         self.process.0.try_wait().unwrap().is_some()
     }
 
+    pub(crate) fn anew_unless_ended(&mut self) -> Option<Value> {
+        self.ask_unless_ended(&format!("+{POD}"))
+    }
+
     /// What the API server was asked, on a new connection.
     pub(crate) fn anew(&mut self) -> Value {
-        self.ask(&format!("+{POD}"))
+        self.anew_unless_ended().unwrap()
     }
 }
 

@@ -113,6 +113,9 @@ impl Victim {
     }
 }
 
+/// After so many partitions some packet was lost.
+const CUTS_THAT_TELL: usize = 10;
+
 impl Blow {
     fn kind(&self) -> &'static str {
         match self {
@@ -201,7 +204,8 @@ impl Blows {
         for lasting in self.lasting.drain(..) {
             lasting.end.await??;
         }
-        if self.counts.contains_key(CUTS) {
+        // One by itself may meet a process that says nothing meanwhile.
+        if self.counts.get(CUTS).is_some_and(|cuts| *cuts >= CUTS_THAT_TELL) {
             ensure!(partition::lost()? > 0, "the partitions lost no packet");
         }
         Ok(())
