@@ -61,12 +61,19 @@ async fn create(client: &Client, namespace: &str, map: Value) {
     maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
 }
 
-/// Applies the root: `shards` of one pod each beside the canary, if there is one.
+/// Applies the root: `shards` of one pod each beside the canary, if there is one. A lone API server of the bed is no
+/// endpoint that could be asked what it fences.
 pub(crate) async fn divide(client: &Client, shards: u32, canary: Option<Value>) {
+    divide_fenced(client, "Proxy", shards, canary).await;
+}
+
+/// The same, where this one fences.
+pub(crate) async fn divide_fenced(client: &Client, fence: &str, shards: u32, canary: Option<Value>) {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
     let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
     let mut root = json!({
         "prefix": "op",
+        "fence": fence,
         "targetStatefulSet": "op",
         "auto": {"shardingSize": shards, "everyShardReplicas": 1},
         "resourceSelector": [{"relateResources": resources}],

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_testbed::{ControlPlane, Network, Options, skipped};
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::WatchStreamExt as _;
@@ -72,12 +71,6 @@ async fn settled(client: &Client) -> ShardingConfigStatus {
     soon("the root to be settled", found).await
 }
 
-async fn ready(client: &Client, pod: &TestPod) {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
-    pods.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(ready)).await.unwrap();
-}
-
 async fn start(client: &Client, settings: &ProxySettings, pod: &TestPod) -> (Sidecar, Client) {
     let sidecar = Sidecar::start(settings, pod, &pod.token(client, AUDIENCE).await).await;
     let through = operator(client, settings, pod, &sidecar).await;
@@ -114,9 +107,6 @@ async fn a_share_moves_under_the_fence_and_past_a_dead_proxy() {
     believed(&client, &settings).await;
     let (mut first, one) = start(&client, &settings, &pods[0]).await;
     let (_second, two) = start(&client, &settings, &pods[1]).await;
-    for pod in &pods {
-        ready(&client, pod).await;
-    }
     let status = settled(&client).await;
     assert_eq!(status.ownership.unwrap().pod_uids.len(), 2);
     let clients = [one, two];

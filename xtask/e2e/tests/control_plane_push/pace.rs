@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::audit::requests;
 use crate::bed::eventually;
-use crate::full::{OPERATOR, ROOT, SYSTEM, divide, world};
+use crate::full::{OPERATOR, ROOT, SYSTEM, divide_fenced, world};
 use crate::process::Replica;
 
 /// How often the root is changed, each time as soon as its shards say so.
@@ -39,7 +39,8 @@ async fn no_status_is_written_more_than_once_a_second() {
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
     for change in 0..CHANGES {
         let canary = json!({"replicas": 1, "inNamespaces": [format!("team-{}", change % 2)]});
-        divide(&client, 1, Some(canary)).await;
+        // A move of a fenced share is not paced.
+        divide_fenced(&client, "Off", 1, Some(canary)).await;
         let wanted = format!("\"team-{}\"", change % 2);
         eventually("the shards to say so", async || {
             let canary = configs.get_opt("op-0-canary").await.ok()??;

@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 use crate::audit::{PROGRAM, requests};
 use crate::bed::{AUDIENCE, PATIENCE, eventually};
-use crate::full::{OPERATOR, ROOT, SYSTEM, divide, world};
+use crate::full::{OPERATOR, ROOT, SYSTEM, divide_fenced, world};
 use crate::process::Replica;
 use crate::token::{self, TestPod};
 
@@ -213,7 +213,8 @@ async fn managers(cluster: &ControlPlane, client: &Client, folder: &TempDir) -> 
 async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -> [Replica; 2] {
     let ([mut first, second], mut told) = managers(cluster, client, folder).await;
     let shards: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
-    divide(client, 3, None).await;
+    // The proxies of its pods say nothing, so a fenced one would wait for them.
+    divide_fenced(client, "Off", 3, None).await;
     eventually("three shards", async || shards.get("op-3-normal").await.ok()).await;
     for name in ["op-0", "op-1"] {
         token::pod(client, OPERATOR, name, "operator", "node-a").await;
@@ -222,7 +223,7 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     eventually("an authority", async || believed.get(root_ca::MESH).await.ok()).await;
     let wrong = Patch::Merge(json!({"data": {root_ca::KEY: "nobody"}}));
     believed.patch(root_ca::MESH, &PatchParams::default(), &wrong).await.unwrap();
-    divide(client, 1, None).await;
+    divide_fenced(client, "Off", 1, None).await;
     for name in ["op-2-normal", "op-3-normal"] {
         eventually("one shard", async || shards.get_opt(name).await.unwrap().is_none().then_some(())).await;
     }

@@ -9,7 +9,7 @@ use ctrlmesh_testbed::ControlPlane;
 use data_encoding::BASE64URL_NOPAD;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject as _;
@@ -30,10 +30,14 @@ pub(crate) async fn pod(client: &Client, namespace: &str, name: &str, account: &
     make(client, (namespace, name), account, node, json!([])).await
 }
 
-/// Makes a pod of an operator that has a proxy inside; nothing runs either.
+/// Makes a pod of an operator that has a proxy inside, and is ready, as a share waits for that; nothing runs either.
 pub(crate) async fn pod_with_proxy(client: &Client, namespace: &str, name: &str) -> TestPod {
     let proxy = json!([{"name": "ctrlmesh-proxy", "image": "none", "restartPolicy": "Always"}]);
-    make(client, (namespace, name), "operator", "node-a", proxy).await
+    let pod = make(client, (namespace, name), "operator", "node-a", proxy).await;
+    let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    pods.patch_status(name, &PatchParams::default(), &Patch::Merge(ready)).await.unwrap();
+    pod
 }
 
 async fn make(
