@@ -48,11 +48,6 @@ pub type States = BTreeMap<String, FenceState>;
 pub type FenceStates = watch::Receiver<Arc<States>>;
 
 impl FenceState {
-    /// Whether the API server could fence, and is not known to do so.
-    pub fn is_missing(&self) -> bool {
-        !matches!(self, Self::Enforced(_) | Self::Open(Unfenced::Unsupported))
-    }
-
     /// The epoch that every endpoint of the API server enforces at least; none where that is not proved.
     pub fn enforced_epoch(&self) -> Option<u64> {
         match self {

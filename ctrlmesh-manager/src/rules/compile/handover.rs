@@ -60,23 +60,11 @@ pub(super) fn next(
         is_leaving: is_handing_back(root),
     };
     let current = current(root);
-    let mut desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
-    // Nobody fences or labels by a root from a file, which has no generation.
-    let is_watched = is_server_fenced(rule) && root.metadata.generation.is_some();
-    let unproved = if is_watched { Server::Enforces(0) } else { Server::None };
-    let mut evidence = evidence::counted(world.evidence.get(&full_name(&root.metadata)), &current, unproved);
-    // The API server fences by labels, and proxies by paths.
-    let goes_by_labels = is_watched && evidence.server != Server::None && !workload.is_leaving;
+    let desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
+    let mut evidence = evidence::counted(world.evidence.get(&full_name(&root.metadata)), &current);
+    // Nobody labels by a root from a file, which has no generation. Proxies fence by paths.
+    let goes_by_labels = is_server_fenced(rule) && root.metadata.generation.is_some();
     let is_labelled = !goes_by_labels || label_coverage::was_established(root);
-    if !is_labelled && !label_coverage::was_ever_established(root) {
-        if current == Ownership::default() && unenrolled.iter().any(|pod| !pod.stopped) {
-            // They work on, unfenced, until the objects are labelled.
-            return None;
-        }
-        if current.revoked.is_none() && current != Ownership::default() {
-            owning::stay(&mut desired, &current);
-        }
-    }
     if !is_labelled {
         // The fence proves nothing before they are there.
         evidence.server = Server::Enforces(0);
@@ -85,7 +73,7 @@ pub(super) fn next(
     let pods: BTreeMap<&str, &str> =
         enrolled.iter().chain(&unenrolled).map(|pod| (pod.uid.as_str(), pod.name.name.as_str())).collect();
     let mut waiting = waits(&step, &pods);
-    if !is_labelled {
+    if !is_labelled && step.table.revoked.is_some() {
         waiting = vec!["not every object of its kinds is labelled yet: see condition Labelled".to_owned()];
     }
     if waiting.is_empty() && !workload.is_leaving {

@@ -70,17 +70,6 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     Desired { slots, namespaces, pods: workload.placed.clone(), pod_uids, epoch, taken_up }
 }
 
-/// Leaves everything where it is.
-pub(super) fn stay(desired: &mut Desired, current: &Ownership) {
-    desired.slots.clone_from(&current.slots);
-    desired.namespaces.clone_from(&current.namespaces);
-    for (uid, owner) in &mut desired.pod_uids {
-        if let Some(present) = current.pod_uids.get(uid) {
-            owner.clone_from(present);
-        }
-    }
-}
-
 /// Of each slot and pinned namespace, the shard that the root names, where it is not the owner in `desired`.
 pub(super) fn awaited<'a>(shares: &'a [Share], desired: &Desired) -> BTreeSet<&'a str> {
     let is_owner = |share: &Share| {
