@@ -22,6 +22,7 @@ use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
 use crate::rules::evidence::Evidences;
+use crate::rules::object_name;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard::Labelling;
 
@@ -224,7 +225,7 @@ fn shards_of_pods<'a>(members: &'a [Member], operators: &'a [Operator<'_>]) -> V
     }
     let shards = |pod: &Member| {
         let near = by_namespace.get(pod.name.namespace.as_str()).into_iter().flatten();
-        near.filter_map(|at| Some((*at, operator::name(operators[*at].shard_of(pod)?)))).collect()
+        near.filter_map(|at| Some((*at, object_name::name(&operators[*at].shard_of(pod)?.metadata)))).collect()
     };
     let mut members: Vec<&Member> = members.iter().filter(|pod| pod.enrolled()).collect();
     members.sort_by_key(|pod| &pod.name);

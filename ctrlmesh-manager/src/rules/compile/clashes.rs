@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::ShardingConfig;
 
-use super::placement::namespace;
 use super::{Drafts, Operator, Trouble, World, operator, record};
+use crate::rules::object_name::namespace;
 use crate::rules::validate;
 
 /// Highest precedence first.
@@ -36,7 +36,7 @@ pub(super) fn superseded(
 ) -> Vec<(usize, Trouble)> {
     let mut by_namespace_all: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();
     for config in world.configs {
-        by_namespace_all.entry(namespace(config)).or_default().push(config);
+        by_namespace_all.entry(namespace(&config.metadata)).or_default().push(config);
     }
     let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {

@@ -11,12 +11,12 @@ use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::SlotSet;
 
 use super::owning::{self, Workload};
-use super::placement::{Placement, namespace};
+use super::placement::Placement;
 use super::{World, record};
 use crate::rules::evidence;
 use crate::rules::fenced::{is_handing_back, is_server_fenced};
 use crate::rules::label_coverage;
-use crate::rules::object_name::full_name;
+use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::Member;
 use crate::rules::shard::Shard;
 
@@ -46,8 +46,8 @@ pub(super) fn next(
     enrolled: &[&Member],
     world: World<'_>,
 ) -> Option<Handover> {
-    let near = world.unenrolled.get(namespace(root))?;
-    let past = world.members.iter().filter(|pod| !pod.enrolled() && pod.name.namespace == namespace(root));
+    let near = world.unenrolled.get(namespace(&root.metadata))?;
+    let past = world.members.iter().filter(|pod| !pod.enrolled() && pod.name.namespace == namespace(&root.metadata));
     let unenrolled: Vec<&Member> = near.iter().chain(past).filter(|pod| pod.is_of_target(rule)).collect();
     let division: Vec<_> = shards.iter().map(|shard| shard.share.clone()).collect();
     let hash = world.labelling.hash;

@@ -12,11 +12,11 @@ use ctrlmesh_common::share;
 use ctrlmesh_common::slots::NamespaceHash;
 
 use super::handover::{self, Handover};
-use super::placement::{Placement, namespace};
+use super::placement::Placement;
 use super::policy;
 use super::{CompiledPolicy, Drafts, Trouble, World};
 use crate::rules::fenced::{is_fenced, is_handing_back};
-use crate::rules::object_name::full_name;
+use crate::rules::object_name::{full_name, name, namespace};
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, DivideError, Shard};
 use crate::rules::validate;
@@ -67,13 +67,13 @@ enum Table {
 /// so that a pod that is created anew gets a shard.
 pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     let mut configs: Vec<&ShardingConfig> = world.configs.iter().collect();
-    configs.sort_by_key(|config| (namespace(config), name(config)));
+    configs.sort_by_key(|config| (namespace(&config.metadata), name(&config.metadata)));
     let (mut operators, mut failed, mut troubles) = (Vec::new(), Vec::new(), Vec::new());
     let mut members: BTreeMap<&str, Vec<&Member>> = BTreeMap::new();
     for pod in world.members.iter().filter(|pod| pod.enrolled()) {
         members.entry(&pod.name.namespace).or_default().push(pod);
     }
-    let near = |config: &ShardingConfig| members.get(namespace(config)).map_or(&[][..], Vec::as_slice);
+    let near = |config: &ShardingConfig| members.get(namespace(&config.metadata)).map_or(&[][..], Vec::as_slice);
     let mut inactive = Vec::new();
     for root in &configs {
         let Some(rule) = &root.spec.root else { continue };
@@ -115,16 +115,12 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
 
 /// Whether `root` has made the shard `config`.
 fn makes(root: &ShardingConfig, config: &ShardingConfig) -> bool {
-    config.spec.root.is_none() && namespace(root) == namespace(config) && shard::is_of(root, config)
+    config.spec.root.is_none() && namespace(&root.metadata) == namespace(&config.metadata) && shard::is_of(root, config)
 }
 
 pub(super) fn trouble(config: &ShardingConfig, message: String) -> Trouble {
     let config = full_name(&config.metadata);
     Trouble { object: format!("ShardingConfig {config}"), configs: vec![config], message }
-}
-
-pub(super) fn name(config: &ShardingConfig) -> &str {
-    config.metadata.name.as_deref().unwrap_or_default()
 }
 
 impl Operator<'_> {
@@ -141,7 +137,7 @@ impl Operator<'_> {
 
     /// `None` if the pod is of another operator.
     pub fn shard_of(&self, pod: &Member) -> Option<&ShardingConfig> {
-        if namespace(self.config) != pod.name.namespace {
+        if namespace(&self.config.metadata) != pod.name.namespace {
             return None;
         }
         match &self.division {
@@ -159,7 +155,7 @@ impl Operator<'_> {
 
     /// The shard for a pod that is being admitted, and may have no name yet.
     pub fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&ShardingConfig> {
-        if namespace(self.config) != pod.name.namespace {
+        if namespace(&self.config.metadata) != pod.name.namespace {
             return None;
         }
         match &self.division {
@@ -178,7 +174,7 @@ impl Operator<'_> {
     /// An assignment by a root has precedence over the selector.
     fn has(&self, pod: &Member, placed: Option<&str>) -> bool {
         match (placed, &self.division) {
-            (Some(placed), _) => placed == name(self.config),
+            (Some(placed), _) => placed == name(&self.config.metadata),
             (None, Division::Alone { selector: Some(selector), .. }) => selector.matches(&pod.labels),
             (None, _) => false,
         }
@@ -194,12 +190,14 @@ impl Operator<'_> {
         let policy_of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
-            let owned = |fence: &Fence| Fence { owner: Some(name(config).to_owned()), ..fence.clone() };
+            let owned = |fence: &Fence| Fence { owner: Some(name(&config.metadata).to_owned()), ..fence.clone() };
             let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
             Ok(policy)
         };
-        let draft = |config: &ShardingConfig, policy| (name(config).to_owned(), self.compiled(name(config), policy));
+        let draft = |config: &ShardingConfig, policy| {
+            (name(&config.metadata).to_owned(), self.compiled(name(&config.metadata), policy))
+        };
         let of = |config: &ShardingConfig| policy_of(config).map(|policy| draft(config, policy));
         match &self.division {
             Division::Root { shards, table: Table::Handover { limits, .. }, .. } => {
@@ -222,7 +220,7 @@ impl Operator<'_> {
 
     /// Whether an invalid operator may have selected `pod` before.
     pub fn may_have(&self, pod: &Member, last: Option<&CompiledPolicy>) -> bool {
-        if self.valid || namespace(self.config) != pod.name.namespace {
+        if self.valid || namespace(&self.config.metadata) != pod.name.namespace {
             return false;
         }
         let last_shard = last.and_then(|last| last.shard.as_deref());
@@ -231,7 +229,7 @@ impl Operator<'_> {
             (Division::Unknown { prefix }, Some(rule)) => {
                 shards.any(|shard| shard.starts_with(prefix)) || pod.is_of_target(rule)
             }
-            _ => shards.any(|shard| shard == name(self.config)),
+            _ => shards.any(|shard| shard == name(&self.config.metadata)),
         }
     }
 
@@ -241,7 +239,7 @@ impl Operator<'_> {
     }
 
     pub(super) fn namespace(&self) -> &str {
-        namespace(self.config)
+        namespace(&self.config.metadata)
     }
 
     /// `NAMESPACE/NAME` of the root or standalone ShardingConfig.
@@ -327,7 +325,7 @@ impl Operator<'_> {
     /// of a shard is not.
     pub(super) fn is_shard(&self, config: &ShardingConfig) -> bool {
         let Division::Root { shards, .. } = &self.division else { return false };
-        namespace(self.config) == namespace(config)
+        namespace(&self.config.metadata) == namespace(&config.metadata)
             && (shard::is_of(self.config, config)
                 || shards.iter().any(|shard| shard::adopts(self.config, shard, config)))
     }

@@ -10,6 +10,7 @@ use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::ownership::Ownership;
 
 use super::World;
+use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, PodRecord, Share};
 
@@ -58,7 +59,7 @@ impl<'a> Placement<'a> {
         world: World<'_>,
     ) -> Self {
         let set = rule.target_stateful_set.as_deref().unwrap_or_default();
-        let set = format!("{}/{set}", namespace(root));
+        let set = format!("{}/{set}", namespace(&root.metadata));
         let first_ordinal = world.first_ordinals.get(&set).copied().unwrap_or_default();
         let (pods, staying) = (BTreeMap::new(), BTreeMap::new());
         let mut this = Self { root, rule, shares, inactive, first_ordinal, pods, staying };
@@ -136,7 +137,7 @@ impl<'a> Placement<'a> {
     }
 
     fn is_candidate(&self, pod: &Member) -> bool {
-        pod.enrolled() && pod.name.namespace == namespace(self.root)
+        pod.enrolled() && pod.name.namespace == namespace(&self.root.metadata)
     }
 }
 
@@ -169,10 +170,6 @@ fn revision<'b>(rule: &Root, pod: &'b Member) -> Option<&'b str> {
 
 fn written(root: &ShardingConfig) -> Option<&Ownership> {
     root.status.as_ref()?.ownership.as_ref()
-}
-
-pub(super) fn namespace(config: &ShardingConfig) -> &str {
-    config.metadata.namespace.as_deref().unwrap_or_default()
 }
 
 #[cfg(test)]
