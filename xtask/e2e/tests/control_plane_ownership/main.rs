@@ -14,6 +14,7 @@ mod enrolment;
 mod harness;
 mod leaving_pods;
 mod load;
+mod manager;
 mod moves;
 mod operators;
 mod partition;

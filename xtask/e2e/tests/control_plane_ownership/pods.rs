@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use crate::bed::{ACCOUNT, Bed, Manager, OPERATOR, object};
+use crate::bed::{ACCOUNT, Bed, OPERATOR, object};
 use crate::blows::address;
+use crate::manager::Manager;
 use crate::process::Process;
 
 /// Whom the API server's own tokens are for.

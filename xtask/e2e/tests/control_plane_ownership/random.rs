@@ -3,20 +3,20 @@
 use std::ops::Range;
 use std::time::Duration;
 
-/// A generator (splitmix64).
-pub(crate) struct Random(u64);
+#[allow(clippy::unwrap_used, reason = "the tests that it is of may")]
+#[path = "../../../../ctrlmesh-proxy/request/tests/harness/random.rs"]
+mod generator;
+
+/// A generator of what the torture needs.
+pub(crate) struct Random(generator::Random);
 
 impl Random {
     pub(crate) fn of(seed: u64) -> Self {
-        Self(seed)
+        Self(generator::Random(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.next()
     }
 
     pub(crate) fn below(&mut self, end: u64) -> u64 {

@@ -1,18 +1,19 @@
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::handover::{Evidence, PodEvidence, Server};
-use ctrlmesh_common::names::{OWNERSHIP_FINALIZER, label};
+use ctrlmesh_common::handover::{PodEvidence, Server};
+use ctrlmesh_common::names::OWNERSHIP_FINALIZER;
 use ctrlmesh_common::ownership::UNSHARDED;
-use ctrlmesh_common::selector::Labels;
 use ctrlmesh_common::slots::{NamespaceHash, Slot};
 
 use super::*;
-use crate::rules::compile::tests::{pod, root, status};
+use crate::rules::compile::tests::root;
 use crate::rules::compile::{Compiled, Record, compile};
-use crate::rules::evidence::RootEvidence;
 use crate::rules::manifest::Manifests;
-use crate::rules::pod::Admitted;
 use crate::rules::shard::Labelling;
+
+mod bed;
+
+use bed::{Bed, enrolled, plain, slot};
 
 const ROOT: &str = "ops/root";
 
@@ -21,128 +22,6 @@ const A: &str = "r-1-normal";
 const B: &str = "r-2-normal";
 
 const TWO: &str = "fence: Server, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
-
-/// An operator, and the manager that leads.
-struct Bed {
-    root: String,
-    /// As the leader wrote it last.
-    status: String,
-    enrolled: Vec<Member>,
-    unenrolled: Vec<Member>,
-    evidence: Evidence,
-    /// Which epoch `evidence` is about; `None`: of the present table.
-    about: Option<u64>,
-    before: Compiled,
-    table: Ownership,
-}
-
-impl Bed {
-    fn new(rule: &str) -> Self {
-        Self {
-            root: root(rule),
-            status: String::new(),
-            enrolled: Vec::new(),
-            unenrolled: Vec::new(),
-            evidence: evidence::nothing(),
-            about: None,
-            before: Compiled::default(),
-            table: Ownership::default(),
-        }
-    }
-
-    /// What follows from the present state.
-    fn compiled(&self) -> Compiled {
-        let mut manifests = Manifests::default();
-        manifests.read(&(self.root.clone() + &self.status)).unwrap();
-        let revoked_epoch = self.table.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
-        let revoked_epoch = self.about.unwrap_or(revoked_epoch);
-        let proved = RootEvidence { revoked_epoch, evidence: self.evidence.clone() };
-        let world = World {
-            configs: &manifests.configs,
-            members: &self.enrolled,
-            namespaces: &["shop".to_owned(), "pay".to_owned()].into(),
-            first_ordinals: &BTreeMap::new(),
-            labelling: &Labelling::default(),
-            unenrolled: &[("ops".to_owned(), self.unenrolled.clone())].into(),
-            evidence: &[(ROOT.to_owned(), proved)].into(),
-        };
-        compile(world, &self.before.policies)
-    }
-
-    /// The leader writes what follows, once.
-    fn step(&mut self) -> Record {
-        let compiled = self.compiled();
-        let record = compiled.operators[ROOT].clone();
-        self.status = status(&compiled, ROOT);
-        self.table = record.ownership.clone().unwrap();
-        self.before = compiled;
-        record
-    }
-
-    /// The leader writes until nothing follows.
-    fn settle(&mut self) -> Record {
-        self.settle_with(Self::proves)
-    }
-
-    /// The same where the API server does not fence, and these pods have ended.
-    fn settle_by_proxies(&mut self, ended: &[&str]) -> Record {
-        self.settle_with(|bed| {
-            bed.proves();
-            bed.evidence.server = Server::None;
-            let gone = PodEvidence { gone: true, ..PodEvidence::default() };
-            bed.evidence.pods.extend(ended.iter().map(|uid| ((*uid).to_owned(), gone)));
-        })
-    }
-
-    fn settle_with(&mut self, prove: impl Fn(&mut Self)) -> Record {
-        for _ in 0..20 {
-            prove(self);
-            let before = self.table.clone();
-            let record = self.step();
-            if self.table == before {
-                return record;
-            }
-        }
-        panic!("it never ends: {:?}", self.table);
-    }
-
-    /// Everything is shown for the present table, but that pods are gone.
-    fn proves(&mut self) {
-        let epoch = self.table.epoch;
-        let pods = evidence::uids(&self.table);
-        let acknowledged = PodEvidence { acknowledged: Some(epoch), ..PodEvidence::default() };
-        let pods = pods.map(|uid| (uid.clone(), acknowledged)).collect();
-        self.evidence = Evidence { server: Server::Enforces(epoch), pods };
-    }
-
-    fn owners(&self) -> BTreeSet<&str> {
-        self.table.slots.values().map(String::as_str).collect()
-    }
-
-    /// The pods that see the objects of `slot`, by the written policies.
-    fn see(&self, slot: u8, namespace: &str) -> Vec<String> {
-        let labels: Labels =
-            [(label::SHARDING_HASH.to_owned(), slot.to_string()), (label::NAMESPACE.to_owned(), namespace.to_owned())]
-                .into();
-        let sees = |policy: &ctrlmesh_common::policy::Policy| policy.limits[0].selector.matches(&labels);
-        let told = self.before.policies.iter().filter(|(_, told)| sees(&told.policy));
-        told.map(|(pod, _)| pod.name.clone()).collect()
-    }
-}
-
-fn enrolled(name: &str) -> Member {
-    Member { uid: format!("uid-{name}"), node: Some("n".to_owned()), ready: true, ..pod(name, &[]) }
-}
-
-fn plain(name: &str) -> Member {
-    let mut pod = Member { uid: format!("plain-{name}"), admitted: Admitted::Bypassed, ..enrolled(name) };
-    pod.labels.remove(label::ENABLE_PROXY);
-    pod
-}
-
-fn slot(number: i64) -> Slot {
-    number.try_into().unwrap()
-}
 
 #[test]
 fn slots_are_taken_away_proved_and_only_then_given() {

@@ -1,0 +1,139 @@
+//! An operator whose ownership moves, step by step.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::handover::{Evidence, PodEvidence, Server};
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::selector::Labels;
+use ctrlmesh_common::slots::Slot;
+
+use super::ROOT;
+use crate::rules::compile::tests::{pod, root, status};
+use crate::rules::compile::{Compiled, Record, World, compile};
+use crate::rules::evidence::{self, RootEvidence};
+use crate::rules::manifest::Manifests;
+use crate::rules::pod::{Admitted, Member};
+use crate::rules::shard::Labelling;
+
+/// An operator, and the manager that leads.
+pub(super) struct Bed {
+    pub(super) root: String,
+    /// As the leader wrote it last.
+    pub(super) status: String,
+    pub(super) enrolled: Vec<Member>,
+    pub(super) unenrolled: Vec<Member>,
+    pub(super) evidence: Evidence,
+    /// Which epoch `evidence` is about; `None`: of the present table.
+    pub(super) about: Option<u64>,
+    pub(super) before: Compiled,
+    pub(super) table: Ownership,
+}
+
+impl Bed {
+    pub(super) fn new(rule: &str) -> Self {
+        Self {
+            root: root(rule),
+            status: String::new(),
+            enrolled: Vec::new(),
+            unenrolled: Vec::new(),
+            evidence: evidence::nothing(),
+            about: None,
+            before: Compiled::default(),
+            table: Ownership::default(),
+        }
+    }
+
+    /// What follows from the present state.
+    pub(super) fn compiled(&self) -> Compiled {
+        let mut manifests = Manifests::default();
+        manifests.read(&(self.root.clone() + &self.status)).unwrap();
+        let revoked_epoch = self.table.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
+        let revoked_epoch = self.about.unwrap_or(revoked_epoch);
+        let proved = RootEvidence { revoked_epoch, evidence: self.evidence.clone() };
+        let world = World {
+            configs: &manifests.configs,
+            members: &self.enrolled,
+            namespaces: &["shop".to_owned(), "pay".to_owned()].into(),
+            first_ordinals: &BTreeMap::new(),
+            labelling: &Labelling::default(),
+            unenrolled: &[("ops".to_owned(), self.unenrolled.clone())].into(),
+            evidence: &[(ROOT.to_owned(), proved)].into(),
+        };
+        compile(world, &self.before.policies)
+    }
+
+    /// The leader writes what follows, once.
+    pub(super) fn step(&mut self) -> Record {
+        let compiled = self.compiled();
+        let record = compiled.operators[ROOT].clone();
+        self.status = status(&compiled, ROOT);
+        self.table = record.ownership.clone().unwrap();
+        self.before = compiled;
+        record
+    }
+
+    /// The leader writes until nothing follows.
+    pub(super) fn settle(&mut self) -> Record {
+        self.settle_with(Self::proves)
+    }
+
+    /// The same where the API server does not fence, and these pods have ended.
+    pub(super) fn settle_by_proxies(&mut self, ended: &[&str]) -> Record {
+        self.settle_with(|bed| {
+            bed.proves();
+            bed.evidence.server = Server::None;
+            let gone = PodEvidence { gone: true, ..PodEvidence::default() };
+            bed.evidence.pods.extend(ended.iter().map(|uid| ((*uid).to_owned(), gone)));
+        })
+    }
+
+    pub(super) fn settle_with(&mut self, prove: impl Fn(&mut Self)) -> Record {
+        for _ in 0..20 {
+            prove(self);
+            let before = self.table.clone();
+            let record = self.step();
+            if self.table == before {
+                return record;
+            }
+        }
+        panic!("it never ends: {:?}", self.table);
+    }
+
+    /// Everything is shown for the present table, but that pods are gone.
+    pub(super) fn proves(&mut self) {
+        let epoch = self.table.epoch;
+        let pods = evidence::uids(&self.table);
+        let acknowledged = PodEvidence { acknowledged: Some(epoch), ..PodEvidence::default() };
+        let pods = pods.map(|uid| (uid.clone(), acknowledged)).collect();
+        self.evidence = Evidence { server: Server::Enforces(epoch), pods };
+    }
+
+    pub(super) fn owners(&self) -> BTreeSet<&str> {
+        self.table.slots.values().map(String::as_str).collect()
+    }
+
+    /// The pods that see the objects of `slot`, by the written policies.
+    pub(super) fn see(&self, slot: u8, namespace: &str) -> Vec<String> {
+        let labels: Labels =
+            [(label::SHARDING_HASH.to_owned(), slot.to_string()), (label::NAMESPACE.to_owned(), namespace.to_owned())]
+                .into();
+        let sees = |policy: &ctrlmesh_common::policy::Policy| policy.limits[0].selector.matches(&labels);
+        let told = self.before.policies.iter().filter(|(_, told)| sees(&told.policy));
+        told.map(|(pod, _)| pod.name.clone()).collect()
+    }
+}
+
+pub(super) fn enrolled(name: &str) -> Member {
+    Member { uid: format!("uid-{name}"), node: Some("n".to_owned()), ready: true, ..pod(name, &[]) }
+}
+
+pub(super) fn plain(name: &str) -> Member {
+    let mut pod = Member { uid: format!("plain-{name}"), admitted: Admitted::Bypassed, ..enrolled(name) };
+    pod.labels.remove(label::ENABLE_PROXY);
+    pod
+}
+
+pub(super) fn slot(number: i64) -> Slot {
+    number.try_into().unwrap()
+}
