@@ -227,10 +227,10 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, write_failur
     drain.spawn_until_started(context.trust_bundle.clone().follow(leadership, namespaces, own));
 }
 
-/// Counts the fences that are not proved.
+/// Counts the fences that are not proved. Where the API server has none, nothing can be.
 async fn count_unproved(mut fences: FenceStates, gauge: Gauge) {
     loop {
-        let unproved = fences.borrow_and_update().values().filter(|state| state.enforced_epoch().is_none()).count();
+        let unproved = fences.borrow_and_update().values().filter(|state| state.is_missing()).count();
         gauge.set(i64::try_from(unproved).unwrap_or(i64::MAX));
         if fences.changed().await.is_err() {
             return;

@@ -140,7 +140,7 @@ fn follower(
         receipts: move || store.receipts().into_iter().map(|(pod, receipt)| (pod, in_force(receipt))).collect(),
         receipts_changed: context.store.receipts_changed(),
         fences,
-        server: |states, root| fence_state::server(states, root),
+        server: |states, root, uid| fence_state::server(states, root, uid),
         acknowledge_within: context.args.acknowledge_within,
         leadership: context.leadership.clone(),
     }

@@ -18,7 +18,7 @@ use tokio::time;
 use crate::cluster::backoff::Backoff;
 use crate::cluster::plan::{Plan, Plans};
 use crate::leader::lease::Leadership;
-use crate::rules::evidence::{self, Evidences, Observed};
+use crate::rules::evidence::{self, Evidences, Observed, RootEvidence};
 use crate::rules::fenced::{is_fenced, is_server_fenced};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::PodName;
@@ -38,8 +38,8 @@ pub struct EvidenceFollower<Receipts, Fences> {
     pub receipts: Receipts,
     pub receipts_changed: watch::Receiver<u64>,
     pub fences: watch::Receiver<Fences>,
-    /// What `fences` say of the root called `NAMESPACE/NAME`.
-    pub server: fn(&Fences, &str) -> Server,
+    /// What `fences` say of the root called `NAMESPACE/NAME`, with this UID.
+    pub server: fn(&Fences, &str, &str) -> Server,
     /// How long a proxy's acknowledgement is waited for where the API server fences.
     pub acknowledge_within: Duration,
     pub leadership: Leadership,
@@ -62,9 +62,9 @@ struct SentPolicy {
 struct Times {
     /// UIDs that a table names, of pods that do not exist.
     missing_since: BTreeMap<String, Instant>,
-    /// By `NAMESPACE/NAME` of the root: `revoked.epoch`, and since when it is known.
+    /// By the root's UID: `revoked.epoch`, and since when it is known.
     revoked_since: BTreeMap<String, (u64, Instant)>,
-    /// By `NAMESPACE/NAME` of a root that moves, and by UID. What a pod acknowledged is not asked of it again when the
+    /// By UIDs of a root that moves and of the pod. What a pod acknowledged is not asked of it again when the
     /// rest of the move makes a new policy.
     sent: BTreeMap<String, BTreeMap<String, Sent>>,
 }
@@ -87,7 +87,7 @@ where
                 moves = roots(plan).any(|(_, _, table)| table.revoked.is_some());
                 let receipts = if moves { (self.receipts)() } else { BTreeMap::new() };
                 let gathered;
-                let server = |root: &str| (self.server)(&fences, root);
+                let server = |root: &str, uid: &str| (self.server)(&fences, root, uid);
                 let (proved, again) = times.gather(plan, &receipts, server, self.acknowledge_within, Instant::now());
                 let leads = self.leadership.is_held();
                 (gathered, due) = if leads { (proved, again) } else { (Evidences::new(), None) };
@@ -134,7 +134,7 @@ impl Times {
         &mut self,
         plan: &Plan,
         receipts: &BTreeMap<PodName, InForce>,
-        server: impl Fn(&str) -> Server,
+        server: impl Fn(&str, &str) -> Server,
         acknowledge_within: Duration,
         now: Instant,
     ) -> (Evidences, Option<Instant>) {
@@ -155,20 +155,22 @@ impl Times {
         let mut due = None;
         let (mut revoked_since, mut sent) = (BTreeMap::new(), BTreeMap::new());
         let gathered = roots(plan).map(|(name, root, table)| {
+            // Another root of the same name has other epochs.
+            let uid = root.metadata.uid.clone().unwrap_or_default();
             let revoked = table.revoked.as_ref().map(|revoked| {
-                let known = self.revoked_since.get(&name).filter(|(epoch, _)| *epoch == revoked.epoch);
+                let known = self.revoked_since.get(&uid).filter(|(epoch, _)| *epoch == revoked.epoch);
                 (revoked.epoch, known.map_or(now, |(_, since)| *since))
             });
-            revoked_since.extend(revoked.map(|revoked| (name.clone(), revoked)));
+            revoked_since.extend(revoked.map(|revoked| (uid.clone(), revoked)));
             let mut acknowledged = BTreeMap::new();
             if revoked.is_some() {
-                let mut policies = self.sent.remove(&name).unwrap_or_default();
+                let mut policies = self.sent.remove(&uid).unwrap_or_default();
                 acknowledged = in_force(root, &name, plan, receipts, &mut policies);
-                sent.insert(name.clone(), policies);
+                sent.insert(uid.clone(), policies);
             }
             let observed = Observed {
                 server: if root.spec.root.as_ref().is_some_and(is_server_fenced) {
-                    server(&name)
+                    server(&name, &uid)
                 } else {
                     Server::None
                 },
@@ -180,7 +182,7 @@ impl Times {
             };
             let (found, again) = evidence::gather(table, observed, now);
             due = [due, again].into_iter().flatten().min();
-            (name, found)
+            (name, RootEvidence { uid, ..found })
         });
         let gathered = gathered.collect();
         (self.revoked_since, self.sent) = (revoked_since, sent);

@@ -143,6 +143,19 @@ impl Leadership {
     }
 }
 
+#[cfg(test)]
+impl Leadership {
+    /// Without an election: what is called says whether this replica leads from then on.
+    pub(crate) fn by_hand() -> (impl Fn(bool), Self) {
+        let (state, leadership) = watch::channel(State::default());
+        let set = move |leads: bool| {
+            let until = leads.then(|| Instant::now() + LEASE_DURATION);
+            state.send_replace(State { until, other: None });
+        };
+        (set, Self { state: leadership, step_down: Arc::default() })
+    }
+}
+
 /// Takes part in the election until shutdown, and releases the Lease then.
 pub fn campaign(client: Client, namespace: &str, candidate: Candidate, drain: &Drain) -> Leadership {
     let (state, leadership) = watch::channel(State::default());

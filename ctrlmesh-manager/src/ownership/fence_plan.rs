@@ -118,7 +118,7 @@ fn is_over(root: &ShardingConfig) -> bool {
 }
 
 fn is_without_pods(table: &Ownership) -> bool {
-    table.pod_uids.is_empty()
+    table.pod_uids.is_empty() && table.revoked.iter().all(|revoked| revoked.pod_uids.is_empty())
 }
 
 /// Those of the workload's template, and of the pods that it has: while an account changes, both are used.

@@ -17,6 +17,8 @@ pub type Evidences = BTreeMap<String, RootEvidence>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RootEvidence {
+    /// Of the root; empty where it has none.
+    pub uid: String,
     /// `revoked.epoch` of the table in question; 0 where it takes nothing away. What lapsed, lapsed for this one only.
     pub revoked_epoch: u64,
     pub evidence: Evidence,
@@ -65,13 +67,17 @@ pub fn gather(table: &Ownership, observed: Observed<'_>, now: Instant) -> (RootE
         (uid.clone(), PodEvidence { acknowledged, gone, lapsed })
     });
     let evidence = Evidence { server: observed.server, pods: pods.collect() };
-    (RootEvidence { revoked_epoch, evidence }, due)
+    (RootEvidence { uid: String::new(), revoked_epoch, evidence }, due)
 }
 
 /// The evidence for the present table. What was gathered for another one proves only which pods are gone, and what the
 /// API server and the proxies enforce: epochs of one operator never shrink.
-pub fn counted(gathered: Option<&RootEvidence>, table: &Ownership) -> Evidence {
-    let Some(gathered) = gathered else { return nothing() };
+///
+/// Where nothing was gathered for the root with this UID, `server` is what is known of the API server.
+pub fn counted(gathered: Option<&RootEvidence>, uid: &str, table: &Ownership, server: Server) -> Evidence {
+    let Some(gathered) = gathered.filter(|gathered| gathered.uid == uid) else {
+        return Evidence { server, pods: BTreeMap::new() };
+    };
     let revoked_epoch = table.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
     let mut evidence = gathered.evidence.clone();
     if gathered.revoked_epoch != revoked_epoch {
@@ -81,6 +87,7 @@ pub fn counted(gathered: Option<&RootEvidence>, table: &Ownership) -> Evidence {
 }
 
 /// Nothing is proved.
+#[cfg(test)]
 pub fn nothing() -> Evidence {
     Evidence { server: Server::None, pods: BTreeMap::new() }
 }
@@ -165,11 +172,15 @@ mod tests {
         let start = Instant::now();
         let case = Case { revoked_since: Some(start), ..case(Server::Enforces(9)) };
         let (found, _) = case.gather(start + WITHIN);
-        let lapsed = |table: &Ownership| counted(Some(&found), table).pods["a"].lapsed;
+        let lapsed = |table: &Ownership| counted(Some(&found), "", table, Server::None).pods["a"].lapsed;
         let mut later = table();
         assert!(lapsed(&later));
         later.revoked.as_mut().unwrap().epoch = 8;
         assert!(!lapsed(&later));
-        assert!(counted(None, &later).pods.is_empty());
+        assert_eq!(
+            counted(None, "", &later, Server::Enforces(0)),
+            Evidence { server: Server::Enforces(0), pods: [].into() }
+        );
+        assert_eq!(counted(Some(&found), "later", &later, Server::None).pods, [].into(), "another root of this name");
     }
 }

@@ -68,6 +68,12 @@ pub fn was_established(root: &ShardingConfig) -> bool {
     })
 }
 
+/// The same for any generation of the root.
+pub fn was_ever_established(root: &ShardingConfig) -> bool {
+    let mut conditions = root.status.iter().flat_map(|status| &status.conditions);
+    conditions.any(|one| one.type_ == CONDITION && one.status == "True")
+}
+
 impl LabelCoverage {
     /// Whether slots of the root may be granted. Once every object was labelled, one that cannot be labelled later
     /// stops no grant: nobody owns that object, and the root is degraded.

@@ -1,7 +1,7 @@
 //! Watches pods that do not ask for a proxy, in namespaces with a root that is fenced.
 //!
 //! Until such a namespace was listed, its roots are not decided: a running operator must not be overlooked. A watch
-//! goes on when its root is gone; there are few such namespaces.
+//! goes on when its root is gone; there are as many as namespaces with operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

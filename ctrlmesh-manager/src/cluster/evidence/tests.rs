@@ -4,6 +4,7 @@ use ctrlmesh_common::policy::Policy;
 
 use super::*;
 use crate::cluster::cache::Snapshot;
+use crate::drain::Drain;
 use crate::rules::compile::CompiledPolicy;
 use crate::rules::evidence::GONE_AFTER;
 
@@ -27,7 +28,7 @@ fn plan() -> Plan {
 
 fn gathered(times: &mut Times, plan: &Plan, receipt: InForce, now: Instant) -> (Evidences, Option<Instant>) {
     let receipts = [("ops/op-0".parse().unwrap(), receipt)].into();
-    let server = |root: &str| if root == "ops/op" { Server::Enforces(7) } else { Server::None };
+    let server = |root: &str, _: &str| if root == "ops/op" { Server::Enforces(7) } else { Server::None };
     times.gather(plan, &receipts, server, WITHIN, now)
 }
 
@@ -95,4 +96,29 @@ fn nothing_is_remembered_while_no_root_is_fenced() {
     let (found, due) = gathered(&mut times, &Plan::default(), receipt(), *START + WITHIN);
     assert!(found.is_empty() && due.is_none());
     assert!(times.missing_since.is_empty() && times.revoked_since.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_leader_plans_with_what_is_proved() {
+    let (_plans, plans) = watch::channel(Some(Arc::new(plan())));
+    let (_receipts, receipts_changed) = watch::channel(0);
+    let (_fences, fences) = watch::channel(());
+    let (lead, leadership) = Leadership::by_hand();
+    let follower = EvidenceFollower {
+        plans,
+        receipts: BTreeMap::new,
+        receipts_changed,
+        fences,
+        server: |(), _, _| Server::Enforces(7),
+        acknowledge_within: WITHIN,
+        leadership,
+    };
+    let (proved, mut evidence) = watch::channel(Arc::default());
+    Drain::default().spawn(follower.run(proved));
+    for leads in [true, false, true] {
+        lead(leads);
+        let changed = time::timeout(Duration::from_mins(1), evidence.changed()).await;
+        assert!(matches!(changed, Ok(Ok(()))), "leads: {leads}");
+        assert_eq!(evidence.borrow_and_update().contains_key("ops/op"), leads);
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
-use ctrlmesh_common::handover::{self, Server, Step, Waiting};
+use ctrlmesh_common::handover::{self, Desired, Server, Step, Waiting};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::SlotSet;
 
@@ -37,7 +37,8 @@ pub(super) fn current(root: &ShardingConfig) -> Ownership {
     table.filter(|table| record::extendable(table.epoch) > 0).cloned().unwrap_or_default()
 }
 
-/// `None` while it is not known which pods of the namespace are not enrolled. `enrolled` are those that are.
+/// `None` while it is not known which pods of the namespace are not enrolled, and while such pods of the workload go on
+/// as before, because the objects are not labelled yet. `enrolled` are those that are.
 pub(super) fn next(
     root: &ShardingConfig,
     rule: &Root,
@@ -60,30 +61,45 @@ pub(super) fn next(
         is_leaving: is_handing_back(root),
     };
     let current = current(root);
-    let desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
-    let mut evidence = evidence::counted(world.evidence.get(&full_name(&root.metadata)), &current);
-    // Nobody labels by a root from a file, which has no generation. Proxies fence by paths.
-    let goes_by_labels = is_server_fenced(rule) && root.metadata.generation.is_some();
+    let mut desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
+    // Nobody fences or labels by a root from a file, which has no generation.
+    let is_watched = is_server_fenced(rule) && root.metadata.generation.is_some();
+    let unproved = if is_watched { Server::Enforces(0) } else { Server::None };
+    let uid = root.metadata.uid.as_deref().unwrap_or_default();
+    let mut evidence = evidence::counted(world.evidence.get(&full_name(&root.metadata)), uid, &current, unproved);
+    // The API server fences by labels, and proxies by paths.
+    let goes_by_labels = is_watched && evidence.server != Server::None && !workload.is_leaving;
     let is_labelled = !goes_by_labels || label_coverage::was_established(root);
+    let is_unlabelled = !is_labelled && !label_coverage::was_ever_established(root);
+    if is_unlabelled && current == Ownership::default() && unenrolled.iter().any(|pod| !pod.stopped) {
+        // They work on, unfenced, until the objects are labelled.
+        return None;
+    }
+    let is_held_up = is_unlabelled && owning::stay(&mut desired, &current);
     if !is_labelled {
         // The fence proves nothing before they are there.
         evidence.server = Server::Enforces(0);
     }
     let step = handover::next(&current, &desired, hash, &evidence);
-    let pods: BTreeMap<&str, &str> =
-        enrolled.iter().chain(&unenrolled).map(|pod| (pod.uid.as_str(), pod.name.name.as_str())).collect();
-    let mut waiting = waits(&step, &pods);
-    if !is_labelled && step.table.revoked.is_some() {
-        waiting = vec!["not every object of its kinds is labelled yet: see condition Labelled".to_owned()];
-    }
-    if waiting.is_empty() && !workload.is_leaving {
-        waiting = owning::awaited(&division, &desired).into_iter().map(|shard| awaited(shard, shards, &step)).collect();
-    }
+    let waiting = if !is_labelled && (is_held_up || step.table.revoked.is_some()) {
+        vec!["not every object of its kinds is labelled yet: see condition Labelled".to_owned()]
+    } else {
+        awaited(workload, &step, &desired, shards)
+    };
     Some(Handover { step, waiting })
 }
 
+fn awaited(workload: Workload<'_>, step: &Step, desired: &Desired, shards: &[Shard]) -> Vec<String> {
+    let pods = workload.enrolled.iter().chain(workload.unenrolled);
+    let proofs = proofs(step, &pods.map(|pod| (pod.uid.as_str(), pod.name.name.as_str())).collect());
+    if !proofs.is_empty() || workload.is_leaving {
+        return proofs;
+    }
+    owning::awaited(workload.shares, desired).into_iter().map(|shard| no_ready_pod(shard, shards, step)).collect()
+}
+
 /// What the protocol waits for. `pods` are names by UID.
-fn waits(step: &Step, pods: &BTreeMap<&str, &str>) -> Vec<String> {
+fn proofs(step: &Step, pods: &BTreeMap<&str, &str>) -> Vec<String> {
     let name = |uid: &str| pods.get(uid).map_or_else(|| format!("with UID {uid}"), |name| (*name).to_owned());
     let mut messages: Vec<String> = Vec::new();
     for waiting in step.waiting.iter().take(LISTED) {
@@ -106,7 +122,7 @@ fn waits(step: &Step, pods: &BTreeMap<&str, &str>) -> Vec<String> {
     messages
 }
 
-fn awaited(shard: &str, shards: &[Shard], step: &Step) -> String {
+fn no_ready_pod(shard: &str, shards: &[Shard], step: &Step) -> String {
     let named = shards.iter().map(|shard| &shard.share).find(|share| share.name == shard);
     let mut elsewhere: BTreeMap<&str, SlotSet> = BTreeMap::new();
     for slot in named.into_iter().flat_map(|named| named.slots.iter()) {

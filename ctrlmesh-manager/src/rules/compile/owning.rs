@@ -70,6 +70,22 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     Desired { slots, namespaces, pods: workload.placed.clone(), pod_uids, epoch, taken_up }
 }
 
+/// Leaves everything where it is, if nothing is on its way. Returns whether anything was to move.
+pub(super) fn stay(desired: &mut Desired, current: &Ownership) -> bool {
+    if *current == Ownership::default() || current.revoked.is_some() {
+        return false;
+    }
+    let before = desired.clone();
+    desired.slots.clone_from(&current.slots);
+    desired.namespaces.clone_from(&current.namespaces);
+    for (uid, owner) in &mut desired.pod_uids {
+        if let Some(present) = current.pod_uids.get(uid) {
+            owner.clone_from(present);
+        }
+    }
+    *desired != before
+}
+
 /// Of each slot and pinned namespace, the shard that the root names, where it is not the owner in `desired`.
 pub(super) fn awaited<'a>(shares: &'a [Share], desired: &Desired) -> BTreeSet<&'a str> {
     let is_owner = |share: &Share| {

@@ -239,7 +239,9 @@ impl Bed {
 
     /// Waits until every endpoint has shown that it enforces this epoch.
     pub(crate) async fn enforced(&self, operator: &Operator, epoch: u64) -> Result<()> {
-        self.state(operator, |state| state.and_then(FenceState::enforced_epoch) == Some(epoch)).await?;
+        let is_shown =
+            |state: Option<&FenceState>| matches!(state, Some(FenceState::Enforced(proof)) if proof.epoch == epoch);
+        self.state(operator, is_shown).await?;
         Ok(())
     }
 

@@ -90,6 +90,24 @@ fn nothing_is_granted_before_all_objects_are_labelled() {
 }
 
 #[test]
+fn nothing_is_taken_away_before_all_objects_are_labelled() {
+    let of_generation = |rule: &str| root(rule).replace("name: root,", "name: root, generation: 2,");
+    let mut bed = Bed { root: of_generation(TWO), ..Bed::new(TWO) };
+    bed.evidence.server = Server::Enforces(0);
+    bed.unenrolled = vec![plain("op-0")];
+    bed.enrolled = vec![enrolled("op-1")];
+    assert!(bed.compiled().operators.is_empty(), "a running operator is left alone");
+    // A table from before the API server fenced.
+    bed.root = of_generation(&TWO.replace("Server", "'Off'"));
+    bed.step();
+    bed.root = of_generation(TWO);
+    let slots = bed.table.slots.clone();
+    let waiting = bed.step().waiting;
+    assert!(bed.table.revoked.is_none() && bed.table.slots == slots, "{:?}", bed.table);
+    assert!(waiting[0].contains("Labelled"), "{waiting:?}");
+}
+
+#[test]
 fn a_manager_that_starts_amid_a_move_goes_on_with_it() {
     let mut bed = Bed::new("fence: Server, targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 2}");
     bed.enrolled = vec![enrolled("op-0"), enrolled("op-1")];

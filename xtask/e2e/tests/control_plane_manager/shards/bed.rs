@@ -10,6 +10,7 @@ use ctrlmesh_manager::cluster::cache::Cache;
 use ctrlmesh_manager::cluster::event_recorder::EventRecorder;
 use ctrlmesh_manager::cluster::plan::{self, Plans};
 use ctrlmesh_manager::drain::Drain;
+use ctrlmesh_manager::ownership::fence_state::{FenceState, States, Unfenced};
 use ctrlmesh_manager::rules::label_coverage::LabelCoverages;
 use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_manager::rules::shard::Labelling;
@@ -44,6 +45,9 @@ pub(crate) static PLANS: OnceLock<Plans> = OnceLock::new();
 
 pub(crate) static CONTACTS: LazyLock<Contacts> = LazyLock::new(Contacts::default);
 
+/// What the manager under test knows of fences. Nobody probes.
+static FENCES: LazyLock<watch::Sender<Arc<States>>> = LazyLock::new(|| watch::channel(Arc::default()).0);
+
 /// One manager for all tests of this binary.
 pub(crate) async fn managed() -> Result<Client> {
     static STARTED: OnceCell<()> = OnceCell::const_new();
@@ -66,7 +70,7 @@ async fn manage() -> Result<()> {
         client: client.clone(),
         recorder: EventRecorder::new(client, "ctrlmesh-manager".into()),
         labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
-        fences: watch::channel(Arc::default()).1,
+        fences: FENCES.subscribe(),
         contacts: || Arc::new(lock(&CONTACTS).clone()),
         may_write: || true,
     };
@@ -91,6 +95,13 @@ impl TestNamespace {
 
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The manager takes the API server for one that cannot fence the root `op-root`.
+    pub(crate) fn without_fence(&self) {
+        let root = format!("{}/op-root", self.namespace);
+        let unsupported = FenceState::Open(Unfenced::Unsupported);
+        FENCES.send_modify(|states| drop(Arc::make_mut(states).insert(root, unsupported)));
     }
 
     /// Makes the root `op-root`, or changes it to this rule.

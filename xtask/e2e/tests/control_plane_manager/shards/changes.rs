@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_common::names::label;
+use ctrlmesh_common::names::{OWNERSHIP_FINALIZER, label};
 use ctrlmesh_testbed::retry;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
@@ -32,9 +33,16 @@ async fn more_shards_than_pods_are_said_until_there_are_enough() -> Result<()> {
 #[tokio::test]
 async fn a_root_that_is_deleted_takes_its_shards_with_it() -> Result<()> {
     let place = TestNamespace::new("deleted").await?;
+    place.without_fence();
     place.stateful_set(2).await?;
     place.root(auto(2, 1)).await?;
     place.until_shards(&["op-1-normal", "op-2-normal"]).await?;
+    retry(|| async {
+        let root = place.configs().get("op-root").await?;
+        ensure!(root.finalizers().contains(&OWNERSHIP_FINALIZER.to_owned()), "{:?}", root.finalizers());
+        Ok(())
+    })
+    .await?;
     place.configs().delete("op-root", &DeleteParams::default()).await?;
     retry(|| async {
         let left = place.shards().await?;
