@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::bed::Bed;
 use crate::moves::UNCACHED;
@@ -12,6 +12,11 @@ use crate::pods::OWN_FLAGS;
 
 /// Where the operator with fabric8's client is.
 const FABRIC8: &str = "operators/fabric8";
+
+/// In full: a short name has Maven look up all plugins that it knows.
+const COPY: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.11.0:copy-dependencies";
+
+const ATTEMPTS: usize = 3;
 
 /// What there is to it.
 pub(crate) struct Operator {
@@ -44,12 +49,7 @@ fn fabric8() -> Result<Operator> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (source, target) = (here.join(FABRIC8), here.join("../../target/fabric8-operator"));
     let (libraries, classes) = (target.join("lib"), target.join("classes"));
-    let mut maven = Command::new("mvn");
-    maven.args(["--batch-mode", "--quiet", "--file"]).arg(source.join("pom.xml"));
-    maven.arg("dependency:copy-dependencies").arg(format!("-DoutputDirectory={}", libraries.display()));
-    // It says on its standard output what it lacks.
-    let output = maven.output().context("start mvn")?;
-    ensure!(output.status.success(), "mvn: {}", String::from_utf8_lossy(&output.stdout));
+    copy_libraries(&source.join("pom.xml"), &libraries)?;
     let path = format!("{}:{}/*", classes.display(), libraries.display());
     let mut javac = Command::new("javac");
     javac.args(["--release", "17", "-Xlint:all,-classfile,-path", "-Werror", "-cp", &path, "-d"]).arg(&classes);
@@ -61,6 +61,23 @@ fn fabric8() -> Result<Operator> {
         arguments: arguments.map(str::to_owned).to_vec(),
         has_clock: true,
     })
+}
+
+/// A registry may fail for a moment, and Maven remembers that.
+fn copy_libraries(pom: &Path, to: &Path) -> Result<()> {
+    let mut said = String::new();
+    for _ in 0..ATTEMPTS {
+        let mut maven = Command::new("mvn");
+        maven.args(["--batch-mode", "--quiet", "--update-snapshots", "--file"]).arg(pom);
+        maven.arg(COPY).arg(format!("-DoutputDirectory={}", to.display()));
+        // It says on its standard output what it lacks.
+        let output = maven.output().context("start mvn")?;
+        if output.status.success() {
+            return Ok(());
+        }
+        said = String::from_utf8_lossy(&output.stdout).into_owned();
+    }
+    bail!("mvn: {said}")
 }
 
 fn on_path(program: &str) -> Result<PathBuf> {
