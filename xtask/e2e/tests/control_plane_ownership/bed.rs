@@ -24,6 +24,7 @@ use crate::clock::Library;
 use crate::harness;
 use crate::load::Load;
 use crate::manager::Manager;
+use crate::operators;
 use crate::pods::RunningPod;
 
 /// Where the managers are, and the operator.
@@ -70,6 +71,7 @@ impl Bed {
             skipped(test, "needs root")?;
             return Ok(None);
         }
+        operators::fetch_modules()?;
         let network = Network::make(&addresses)?;
         let entered = network.enter()?;
         let roots = ["shardingconfigs.ctrlmesh.kusionstack.io"];
@@ -122,7 +124,7 @@ impl Bed {
 
     /// The example operator, built as its image does, so that Go has the packages already.
     fn build_operator(&self) -> Result<()> {
-        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/example-operator");
+        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join(operators::EXAMPLE);
         let mut go = Command::new("go");
         go.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o"]);
         go.arg(self.path("operator")).arg("./cmd").env("CGO_ENABLED", "0");

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -12,6 +12,12 @@ use crate::pods::OWN_FLAGS;
 
 /// Where the operator with fabric8's client is.
 const FABRIC8: &str = "operators/fabric8";
+
+/// The example operator.
+pub(crate) const EXAMPLE: &str = "../../deploy/example-operator";
+
+/// Where what is built of fabric8's operator is.
+const TARGET: &str = "../../target/fabric8-operator";
 
 /// In full: a short name has Maven look up all plugins that it knows.
 const COPY: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.11.0:copy-dependencies";
@@ -44,12 +50,10 @@ pub(crate) fn all(bed: &Bed) -> Result<Vec<Operator>> {
     Ok(vec![go("controller-runtime", &[]), go("controller-runtime, uncached", &UNCACHED), kube_rs, fabric8()?])
 }
 
-/// It watches by `WebSocket`. It is compiled into the target folder.
+/// It watches by `WebSocket`. It is compiled into the target folder, with the libraries of [`fetch_libraries`].
 fn fabric8() -> Result<Operator> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (source, target) = (here.join(FABRIC8), here.join("../../target/fabric8-operator"));
-    let (libraries, classes) = (target.join("lib"), target.join("classes"));
-    copy_libraries(&source.join("pom.xml"), &libraries)?;
+    let source = here().join(FABRIC8);
+    let (libraries, classes) = (libraries(), here().join(TARGET).join("classes"));
     let path = format!("{}:{}/*", classes.display(), libraries.display());
     let mut javac = Command::new("javac");
     javac.args(["--release", "17", "-Xlint:all,-classfile,-path", "-Werror", "-cp", &path, "-d"]).arg(&classes);
@@ -63,13 +67,23 @@ fn fabric8() -> Result<Operator> {
     })
 }
 
-/// A registry may fail for a moment, and Maven remembers that.
-fn copy_libraries(pom: &Path, to: &Path) -> Result<()> {
+/// Fetches the modules of the example operator. In a network of its own, a bed reaches no registry.
+pub(crate) fn fetch_modules() -> Result<()> {
+    let mut go = Command::new("go");
+    go.args(["list", "-deps", "./cmd"]).current_dir(here().join(EXAMPLE)).stdout(Stdio::null());
+    ensure!(go.status().context("start go")?.success(), "go list");
+    Ok(())
+}
+
+/// Fetches fabric8's client. A registry may fail for a moment, and Maven remembers that.
+pub(crate) fn fetch_libraries() -> Result<()> {
     let mut said = String::new();
     for _ in 0..ATTEMPTS {
         let mut maven = Command::new("mvn");
-        maven.args(["--batch-mode", "--quiet", "--update-snapshots", "--file"]).arg(pom);
-        maven.arg(COPY).arg(format!("-DoutputDirectory={}", to.display()));
+        maven
+            .args(["--batch-mode", "--quiet", "--update-snapshots", "--file"])
+            .arg(here().join(FABRIC8).join("pom.xml"));
+        maven.arg(COPY).arg(format!("-DoutputDirectory={}", libraries().display()));
         // It says on its standard output what it lacks.
         let output = maven.output().context("start mvn")?;
         if output.status.success() {
@@ -78,6 +92,14 @@ fn copy_libraries(pom: &Path, to: &Path) -> Result<()> {
         said = String::from_utf8_lossy(&output.stdout).into_owned();
     }
     bail!("mvn: {said}")
+}
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn libraries() -> PathBuf {
+    here().join(TARGET).join("lib")
 }
 
 fn on_path(program: &str) -> Result<PathBuf> {

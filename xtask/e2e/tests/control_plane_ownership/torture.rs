@@ -6,11 +6,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::slots::Slot;
+use nix::unistd::getuid;
 
 use crate::bed::{Bed, ROOT, slots_of};
 use crate::blows::Blows;
 use crate::load::Load;
 use crate::moves::{CANARY, UNCACHED, sliced, times};
+use crate::operators;
 use crate::random::Random;
 
 /// How many handovers there are where nobody says; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
@@ -55,6 +57,9 @@ fn wanted(variable: &str) -> Result<Option<u64>> {
 
 async fn tortured(handovers: usize, seed: u64) -> Result<()> {
     let mut random = Random::of(seed);
+    if getuid().is_root() {
+        operators::fetch_libraries()?;
+    }
     let Some(mut bed) = Bed::start("tortured_handovers_leave_one_writer").await? else { return Ok(()) };
     bed.sharded("Server", &UNCACHED).await?;
     let mut blows = Blows::on(&bed, if handovers < MANY { BRIEF } else { Duration::MAX })?;
