@@ -84,7 +84,11 @@ pub struct PodEvidence {
     /// All its containers have ended. It never writes again.
     pub gone: bool,
     /// Its proxy lets no write through until it gets a later table than the one that it had, and cannot be
-    /// given an older one. Where the API server fences: its proxy has kept silent for as long as the caller waits.
+    /// given an older one: its policy lapses, the leader has not confirmed it for [`LAPSED_AFTER`], and confirms none
+    /// of an earlier epoch any more. Where the API server fences: its proxy has kept silent for as long as the caller
+    /// waits.
+    ///
+    /// [`LAPSED_AFTER`]: crate::policy::fence::LAPSED_AFTER
     pub lapsed: bool,
 }
 

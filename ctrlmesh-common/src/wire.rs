@@ -16,6 +16,10 @@ pub const FOLLOW: &str = "/ctrlmesh.v1.Mesh/Follow";
 /// The call of a proxy that wants a certificate: one [`SignRequest`], one [`Signed`].
 pub const SIGN: &str = "/ctrlmesh.v1.Mesh/Sign";
 
+/// The call of a proxy with policies that lapse: one [`RenewRequest`], one [`Renewed`]. A replica that does not lead
+/// asks the leader by the same call.
+pub const RENEW: &str = "/ctrlmesh.v1.Mesh/Renew";
+
 /// The call of a replica that relays its proxies' receipts to the leader: [`Receipts`] go up, one [`Relayed`] comes
 /// down.
 pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
@@ -23,7 +27,7 @@ pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
 /// The call of a replica that asks the leader for the shard of a pod: one [`ShardRequest`], one [`ShardReply`].
 pub const ASSIGN_SHARD: &str = "/ctrlmesh.v1.Mesh/AssignShard";
 
-/// Metadata of [`FOLLOW`] in which a proxy shows the last [`Update::ticket`].
+/// Metadata of [`FOLLOW`] and [`RENEW`] in which a proxy shows the last [`Update::ticket`].
 pub const REVIEW_TICKET: &str = "ctrlmesh-review-ticket-bin";
 
 /// Longest ticket that is shown, in bytes: one for the longest names that there are.
@@ -115,7 +119,7 @@ mod tests {
     }
 
     /// The same of all other messages.
-    fn call_samples() -> [(Vec<u8>, &'static str); 6] {
+    fn call_samples() -> [(Vec<u8>, &'static str); 8] {
         let receipt =
             Receipt { pod: Some(pod()), epoch: 2, refused: "no".into(), connected: true, last_contact: 300, digest: 1 };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
@@ -130,6 +134,11 @@ mod tests {
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),
             (ShardReply { shard: "s".into() }.encode_to_vec(), "0a0173"),
+            (
+                RenewRequest { policies: vec![PolicyInForce { pod: Some(pod()), digest: 1 }] }.encode_to_vec(),
+                "0a140a090a016e1201701a0175110100000000000000",
+            ),
+            (Renewed { confirmed: vec![pod()] }.encode_to_vec(), "0a090a016e1201701a0175"),
         ]
     }
 

@@ -39,7 +39,8 @@ use crate::metrics::{self, PREFIX, Refusals};
 use crate::ownership::fence_state::FenceStates;
 use crate::push::identity::Reviewer;
 use crate::push::service::{
-    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay, ReviewSchedule, SigningQuota,
+    Accounts, LatestConnections, LeaderClient, OldestConfirmed, PushMetrics, PushService, ReceiptRelay, ReviewSchedule,
+    SigningQuota,
 };
 use crate::push::staleness::StalenessCheck;
 use crate::readiness::Readiness;
@@ -190,6 +191,7 @@ impl Startup {
             placement: Arc::new(Placement::new(published.subscribe())),
             published,
             leader: LeaderClient::default(),
+            confirmations: Arc::default(),
             webhook_client: webhook_client(&self.args, webhook.port()),
             trust_bundle: Arc::new(bundle),
             grpc: grpc.port(),
@@ -275,6 +277,9 @@ impl Serving<'_> {
             ca_store: context.ca_store.clone(),
             accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },
             leadership: context.leadership.clone(),
+            confirmations: context.confirmations.clone(),
+            oldest_confirmed: OldestConfirmed::default(),
+            leader: context.leader.clone(),
             placement: context.placement.clone(),
             refusals: self.refusals.clone(),
             metrics,

@@ -6,4 +6,5 @@ pub mod served_resources;
 pub mod event_recorder;
 pub mod cache;
 pub mod plan;
+pub mod confirmations;
 pub mod evidence;

@@ -33,7 +33,8 @@ use crate::node::{self, Handover, Node, NodeError, Removal, RemovalCheck, Settin
 use crate::policy;
 use crate::policy::settle::Publish;
 use crate::policy::subscription;
-use crate::policy::{History, HistoryFile, LoadError, StoreError};
+use crate::policy::subscription::PodSubscription;
+use crate::policy::{History, HistoryFile, LoadError, StoreError, Validity};
 use crate::session::{Policies, ServedPod};
 use crate::upstream::{Address, Target};
 use ctrlmesh_runtime::drain::Drain;
@@ -104,8 +105,11 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
     let never = CancellationToken::new();
     let manager = args.manager.manager();
-    let (policy, publish) = match &manager {
-        None => (policy::enforce(args.policy.source(), pod, metrics, drain, never)?, Publish::default()),
+    let PodSubscription { policy, publish, validity } = match &manager {
+        None => {
+            let policy = policy::enforce(args.policy.source(), pod, metrics, drain, never)?;
+            PodSubscription { policy, publish: Publish::default(), validity: Validity::default() }
+        }
         Some(manager) => {
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
             let followed =
@@ -123,7 +127,7 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     };
     let source = process.certificate(&[name], manager).await?;
     let history = history(&args);
-    let served = ServedPod::new(policy, history, None);
+    let served = ServedPod { validity, ..ServedPod::new(policy, history, None) };
     served.settle(args.common.write_drain_timeout, publish, drain);
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;

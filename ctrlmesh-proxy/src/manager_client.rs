@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ctrlmesh_common::wire::{self, Report, SignRequest, Signed, Update};
+use ctrlmesh_common::wire::{self, PodId, PolicyInForce, RenewRequest, Renewed, Report, SignRequest, Signed, Update};
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::grpc::{self, Authorities, CONNECT_TIMEOUT, GrpcError, Peer};
 use rustls_pki_types::CertificateDer;
@@ -47,7 +47,7 @@ pub struct Endpoint {
 }
 
 /// A connection to the manager.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Connection(grpc::Connection);
 
 impl Endpoint {
@@ -104,13 +104,17 @@ impl Connection {
         reports: ReceiverStream<Report>,
         ticket: &[u8],
     ) -> Result<Streaming<Update>, Status> {
-        let mut request = Request::new(reports);
-        if (1..=wire::MAX_REVIEW_TICKET_BYTES).contains(&ticket.len()) {
-            let mut value = MetadataValue::from_bytes(ticket);
-            value.set_sensitive(true);
-            request.metadata_mut().insert_bin(wire::REVIEW_TICKET, value);
-        }
-        in_time(self.0.streaming(wire::FOLLOW, request)).await
+        in_time(self.0.streaming(wire::FOLLOW, with_ticket(reports, ticket))).await
+    }
+
+    /// Has policies in force confirmed; returns the pods whose policy is. The caller sets a deadline.
+    ///
+    /// # Errors
+    /// The manager's status.
+    pub async fn renew(&mut self, policies: Vec<PolicyInForce>, ticket: &[u8]) -> Result<Vec<PodId>, Status> {
+        let request = with_ticket(RenewRequest { policies }, ticket);
+        let renewed: Renewed = self.0.unary::<RenewRequest, _>(wire::RENEW, request).await?;
+        Ok(renewed.confirmed)
     }
 
     /// Has a certificate signing request (DER) signed; returns the chain, leaf first.
@@ -122,6 +126,17 @@ impl Connection {
         let signed: Signed = in_time(self.0.unary(wire::SIGN, request)).await?;
         Ok(signed.chain.into_iter().map(|one| CertificateDer::from(one.to_vec())).collect())
     }
+}
+
+/// A request that shows the manager's last review ticket, unless that is empty.
+fn with_ticket<T>(message: T, ticket: &[u8]) -> Request<T> {
+    let mut request = Request::new(message);
+    if (1..=wire::MAX_REVIEW_TICKET_BYTES).contains(&ticket.len()) {
+        let mut value = MetadataValue::from_bytes(ticket);
+        value.set_sensitive(true);
+        request.metadata_mut().insert_bin(wire::REVIEW_TICKET, value);
+    }
+    request
 }
 
 async fn in_time<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {

@@ -19,6 +19,7 @@ mod loss;
 mod history;
 mod writes;
 pub mod settle;
+mod validity;
 mod store;
 mod api_servers;
 pub mod subscription;
@@ -30,6 +31,7 @@ pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersion
 pub use loss::loses;
 pub use sharding::ShardingError;
 pub use store::{PodPolicies, StoreError};
+pub use validity::{Validities, Validity};
 pub use writes::{Write, Writes, WritesUnder};
 
 /// The policy in force, and its changes.

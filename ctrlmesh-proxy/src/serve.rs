@@ -9,6 +9,7 @@ mod reply;
 mod refuse;
 mod websocket;
 mod version_check;
+mod failure;
 mod exchange;
 mod tap;
 mod http1;
@@ -123,8 +124,8 @@ impl Server {
         let leaving = Rc::<Notify>::default();
         let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
         let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
-        let ServedPod { policy, history, writes, gone } = served;
-        let policy = PolicyView::new(policy, history, writes);
+        let gone = served.gone.clone();
+        let policy = PolicyView::new(served);
         let session = Rc::new(Session { server: self, upstream, policy, gone, leaving, resources });
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))

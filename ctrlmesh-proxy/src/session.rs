@@ -17,7 +17,7 @@ use crate::metrics::{Metrics, Open};
 use crate::net::accept::{ConnectionGuard, PodSlot};
 use crate::net::body::UnreadBytes;
 use crate::policy::settle::{Publish, UnderWay};
-use crate::policy::{Current, History, Writes};
+use crate::policy::{Current, History, Validity, Writes};
 use crate::session::collect_budget::CollectBudget;
 use crate::session::policy_view::PolicyView;
 use crate::upstream::{Dialer, Target, Upstream};
@@ -59,6 +59,8 @@ pub struct ServedPod {
     pub history: Arc<History>,
     /// The writes that are under way.
     pub writes: Arc<Writes>,
+    /// Until when writes pass, where the policy lapses.
+    pub validity: Validity,
     /// Cancelled once the pod is served no more; its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -89,12 +91,12 @@ pub(crate) struct ConnectionResources {
 
 impl ServedPod {
     pub fn new(policy: Current, history: Arc<History>, gone: Option<CancellationToken>) -> Self {
-        Self { policy, history, writes: Arc::default(), gone }
+        Self { policy, history, writes: Arc::default(), validity: Validity::default(), gone }
     }
 
     /// Settles each policy, as long as the pod is served. Writes that a new policy forbids have `timeout` to end.
     pub fn settle(&self, timeout: Duration, publish: Publish, drain: &Drain) {
-        let Self { policy, history, writes, gone } = self.clone();
+        let Self { policy, history, writes, gone, .. } = self.clone();
         let under_way = UnderWay { policy, writes, history };
         drain.spawn(under_way.settle(timeout, publish, drain.clone(), gone));
     }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod sync;
+pub mod boot_clock;
 pub mod jitter;
 pub mod duration;
 pub mod telemetry;

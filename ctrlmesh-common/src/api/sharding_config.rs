@@ -230,6 +230,7 @@ pub enum OnLoss {
 
 /// Who refuses writes to objects that a pod's shard does not own: `Off` nobody, `Proxy` the pod's proxy, `Server` also
 /// the API server itself, where it can (Kubernetes 1.30 or newer). Default `Server`. In YAML write `"Off"` with quotes.
+/// Where only the proxy does, it refuses all of these writes while it reaches no manager for more than 15 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FenceMode {
     /// Nobody.

@@ -4,12 +4,24 @@
 //! object by namespace and name alone, so that a proxy can decide by the path of a request.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ownership::Ownership;
 use crate::resource::ResourceMatch;
 use crate::slots::{NamespaceHash, Slot, SlotSet};
+
+/// How long the manager's confirmation of a policy that lapses is valid, from when it was asked for.
+pub const CONFIRMED_FOR: Duration = Duration::from_secs(15);
+
+/// How long after that a write may still be under way. Then the proxy cuts it.
+pub const WRITES_END_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long after its last confirmation a policy has lapsed for certain: no write under it can pass. Two seconds more,
+/// for clocks that do not run alike.
+pub const LAPSED_AFTER: Duration =
+    CONFIRMED_FOR.saturating_add(WRITES_END_WITHIN).saturating_add(Duration::from_secs(2));
 
 /// Kinds that every pod of an operator writes, wherever it is, by API group and resource. A fence holds for them only
 /// where it names them: a wildcard does not.
@@ -44,6 +56,9 @@ pub struct Fence {
     /// The kinds that are fenced; none at all means every kind.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resources: Vec<ResourceMatch>,
+    /// Whether writes to the fenced kinds pass only while the manager confirms the policy.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lapses: bool,
 }
 
 /// Whether a write may pass.
@@ -82,6 +97,7 @@ impl Fence {
             namespaces: table.namespaces.clone(),
             revoked: revoked.cloned().collect(),
             resources,
+            lapses: false,
         }
     }
 
@@ -285,7 +301,10 @@ mod tests {
         let fence = fence("u-a");
         let text = serde_json::to_string(&fence).unwrap();
         assert_eq!(serde_json::from_str::<Fence>(&text).unwrap(), fence);
-        assert!(text.contains(r#""hash":"fnv1a""#), "{text}");
+        assert!(text.contains(r#""hash":"fnv1a""#) && !text.contains("lapses"), "{text}");
+        let lapsing = Fence { lapses: true, ..fence };
+        let text = serde_json::to_string(&lapsing).unwrap();
+        assert_eq!(serde_json::from_str::<Fence>(&text).unwrap(), lapsing);
         assert!(serde_json::from_str::<Fence>(r#"{"fromTomorrow": 1}"#).is_err());
     }
 }

@@ -40,7 +40,9 @@ fn begin(model: &Handover, state: &State) -> State {
     let mut state = state.clone();
     state.managers.truncate(1);
     state.goal = u8::try_from(model.setup.goals.len()).expect("few goals") - 1;
-    state = model.apply(&state, Action::Read(0)).unwrap_or(state);
+    for action in [Action::Lead(0), Action::Read(0)] {
+        state = model.apply(&state, action).unwrap_or(state);
+    }
     let newest = state.newest();
     state.servers.fill(newest);
     for pod in &mut state.pods {
@@ -63,6 +65,7 @@ fn round(model: &Handover, state: &mut State, answering: bool) {
     for (at, pod) in model.setup.pods.iter().enumerate() {
         if pod.has_proxy && answering {
             act(Action::Push(0, at));
+            act(Action::Confirm(0, at));
             act(Action::Acknowledge(at));
         }
         if proxy_only && !pod.has_proxy {

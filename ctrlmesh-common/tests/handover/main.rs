@@ -1,6 +1,7 @@
 //! Checks the protocol of handover as a model: every order of events within a bound, and mistakes made on purpose.
 #![allow(clippy::expect_used, reason = "a test that cannot go on panics")]
 
+mod invariants;
 mod liveness;
 mod model;
 mod setup;
@@ -77,7 +78,7 @@ fn check(setup: Setup) {
 fn finds(setup: &Setup, bug: Bug) {
     let checker = Handover::new(setup.with(bug)).checker().finish_when(HasDiscoveries::AnyFailures);
     let found = checker.spawn_bfs().join().discoveries();
-    assert!(found.keys().any(|name| *name != model::REACHED), "{bug:?} is not found by {:?}", setup.fence);
+    assert!(found.keys().any(|name| *name != invariants::REACHED), "{bug:?} is not found by {:?}", setup.fence);
 }
 
 #[test]
@@ -184,6 +185,16 @@ fn a_proxy_that_forgets_its_epoch_is_found() {
 #[test]
 fn a_manager_that_confirms_what_is_stale_is_found() {
     finds(&a_slot_moves(Fence::Proxy), Bug::StaleConfirmation);
+}
+
+#[test]
+fn a_manager_that_confirms_while_another_leads_is_found() {
+    finds(&a_slot_moves(Fence::Proxy), Bug::FollowerConfirms);
+}
+
+#[test]
+fn a_leader_that_confirms_what_has_lapsed_is_found() {
+    finds(&a_slot_moves(Fence::Proxy), Bug::LapsedConfirmation);
 }
 
 #[test]

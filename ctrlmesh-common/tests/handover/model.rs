@@ -2,14 +2,17 @@
 //!
 //! - **Messages** are lost, doubled and late. A policy can reach a proxy from either manager, whatever that one has
 //!   seen so far. An acknowledgement or a probe is a fact: a manager acts on it at any time after, or never.
-//! - **Managers** act at any time, both as if they led; one that died never acts again. Each sees tables late. A write
-//!   over a version that is not the newest is refused. Each waits by its own clock.
+//! - **Managers** decide at any time, both as if they led; one that died never acts again. Each sees tables late. A
+//!   write over a version that is not the newest is refused. One at a time leads: it confirms policies, and it waits by
+//!   its own clock. Whoever begins to lead has read the newest table. What a former leader has waited, it still decides
+//!   by.
 //! - **API servers** admit a write by the table that each sees by then.
 //! - **Proxies** restart, pause (they just do nothing), are cut off, or are bypassed.
-//! - **Time**, where only proxies fence, comes in ticks. A confirmation is valid for one tick, and a manager confirms
-//!   for one tick after it has read the newest table. A tick after its policy has expired, or a new policy does not let
-//!   a write pass, a proxy has no such write in flight any more. So a proxy has lapsed two ticks after a manager has
-//!   seen the revocation.
+//! - **Time**, where only proxies fence, comes in ticks. The leader confirms the policy that it wants for a pod by its
+//!   table, and no other. A confirmation is valid for one tick, also for policies that come after. A tick after its
+//!   policy has expired, or a new policy does not let a write pass, a proxy has no such write in flight any more. So a
+//!   proxy has lapsed two ticks after the leader has confirmed it last, has begun to lead, or has seen the revocation,
+//!   whichever is the latest.
 //!
 //! Where a proxy restarts, its writes in flight have ended before it acknowledges anything.
 
@@ -18,18 +21,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stateright::{Model, Property};
 
-use crate::liveness;
-use crate::setup::{Bug, Fence, OBJECTS, Setup};
+use crate::invariants;
+use crate::setup::{Bug, Fence, Setup};
 use crate::tables::{Facts, Id, Question, Tables};
 
-/// The property that a model is to have at times; each other one it has always.
-pub(crate) const REACHED: &str = "the last goal is reached";
-
-/// Ticks for which a manager confirms after it has read the table, and for which a confirmation is valid.
+/// Ticks for which a confirmation is valid.
 const VALID: u8 = 1;
 
-/// Ticks after which a proxy has lapsed that a manager has not heard of.
-const LAPSE: u8 = 2 * VALID;
+/// Ticks after which a proxy has lapsed that the leader has not confirmed: one more, for the writes in flight.
+const LAPSE: u8 = VALID + 1;
+
+/// The most pods of a scenario.
+const PODS: usize = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct State {
@@ -48,10 +51,9 @@ pub(crate) struct State {
 pub(crate) struct Manager {
     /// Which table it sees.
     view: u8,
-    /// Ticks for which it still confirms policies.
-    confirms: u8,
-    /// Ticks since it has seen the revocation.
-    waited: u8,
+    leads: bool,
+    /// Of each pod, ticks since it has seen the revocation, has begun to lead, and has confirmed the pod's policy.
+    waited: [u8; PODS],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,7 +65,7 @@ pub(crate) struct PodState {
     acknowledged: Option<u8>,
     /// The object, and the owner for which it is written.
     in_flight: Option<(u8, u8)>,
-    /// Ticks for which the policy is valid.
+    /// Ticks for which the policy is valid, whichever it is.
     valid: u8,
 }
 
@@ -75,12 +77,16 @@ pub(crate) enum Action {
     Advance(usize),
     /// A manager reads the newest table.
     Read(usize),
+    /// A manager begins to lead.
+    Lead(usize),
     /// A manager decides, with all that is shown.
     Decide(usize),
     /// An API server sees the next table.
     Catch(usize),
     /// A manager's policy reaches a pod's proxy.
     Push(usize, usize),
+    /// A manager confirms the policy of a pod's proxy.
+    Confirm(usize, usize),
     Write(usize, usize),
     Land(usize),
     Acknowledge(usize),
@@ -166,7 +172,7 @@ impl Handover {
         let epochs = state.servers.iter().map(|view| self.facts(state, *view).epoch);
         let enforced = if self.is(Bug::OneServer) { epochs.max() } else { epochs.min() };
         let lapse = if self.is(Bug::SilenceIsLapse) { 0 } else { LAPSE };
-        let pods = state.pods.iter().map(|pod| {
+        let pods = state.pods.iter().zip(waited).map(|(pod, waited)| {
             // Where the server fences, a manager waits for as long as a write can be in flight.
             let lapsed = if fences { pod.in_flight.is_none() } else { waited >= lapse };
             (pod.acknowledged, pod.ended, lapsed)
@@ -196,24 +202,39 @@ impl Handover {
         let manager = &mut state.managers[manager];
         manager.view = view;
         if before != after {
-            manager.waited = 0;
+            manager.waited = [0; PODS];
         }
     }
 
+    fn lead(&self, state: &mut State, manager: usize) {
+        if !self.is(Bug::StaleConfirmation) {
+            self.sees(state, manager, state.newest());
+        }
+        for (at, one) in state.managers.iter_mut().enumerate() {
+            one.leads = at == manager;
+        }
+        state.managers[manager].waited = [0; PODS];
+    }
+
     fn push(&self, state: &mut State, manager: usize, pod: usize) -> Option<()> {
-        let Manager { view, confirms, .. } = state.managers[manager];
-        let PodState { policy, valid, .. } = state.pods[pod];
-        let later = policy.is_none_or(|policy| view > policy) || self.is(Bug::OlderPolicy) && policy != Some(view);
-        let confirmed = (confirms > 0 || self.is(Bug::StaleConfirmation)) && self.fences_by(Fence::Proxy);
-        let confirmed = confirmed && (later || policy == Some(view)) && valid < VALID;
-        let pod = &mut state.pods[pod];
-        if later {
-            pod.policy = Some(view);
+        let Manager { view, .. } = state.managers[manager];
+        let policy = &mut state.pods[pod].policy;
+        let later = policy.is_none_or(|policy| view > policy) || self.is(Bug::OlderPolicy);
+        later.then(|| *policy = Some(view))
+    }
+
+    fn confirm(&self, state: &mut State, manager: usize, pod: usize) -> Option<()> {
+        let Manager { view, leads, waited } = state.managers[manager];
+        let confirms = leads || self.is(Bug::FollowerConfirms);
+        let has_lapsed = self.is(Bug::LapsedConfirmation) && waited[pod] >= LAPSE;
+        if !confirms || state.pods[pod].policy != Some(view) && !has_lapsed {
+            return None;
         }
-        if confirmed {
-            pod.valid = VALID;
+        state.pods[pod].valid = VALID;
+        if leads {
+            state.managers[manager].waited[pod] = 0;
         }
-        (later || confirmed).then_some(())
+        Some(())
     }
 
     fn tick(&self, state: &mut State) -> Option<()> {
@@ -226,8 +247,10 @@ impl Handover {
             pod.valid = pod.valid.saturating_sub(1);
         }
         for manager in &mut state.managers {
-            manager.confirms = manager.confirms.saturating_sub(1);
-            manager.waited = LAPSE.min(manager.waited + 1);
+            let waits = manager.leads && self.facts(&before, manager.view).revoked > 0;
+            for waited in manager.waited.iter_mut().filter(|_| waits) {
+                *waited = LAPSE.min(*waited + 1);
+            }
         }
         (*state != before).then_some(())
     }
@@ -239,13 +262,12 @@ impl Handover {
         match action {
             Action::Learn => after.goal += 1,
             Action::Advance(manager) => self.sees(&mut after, manager, state.managers[manager].view + 1),
-            Action::Read(manager) => {
-                self.sees(&mut after, manager, newest);
-                after.managers[manager].confirms = VALID;
-            }
+            Action::Read(manager) => self.sees(&mut after, manager, newest),
+            Action::Lead(manager) => self.lead(&mut after, manager),
             Action::Decide(manager) => self.decide(&mut after, manager)?,
             Action::Catch(server) => after.servers[server] += 1,
             Action::Push(manager, pod) => self.push(&mut after, manager, pod)?,
+            Action::Confirm(manager, pod) => self.confirm(&mut after, manager, pod)?,
             Action::Write(pod, object) => {
                 let owner = self.can_write(state, pod, object)?;
                 after.pods[pod].in_flight = Some((u8::try_from(object).ok()?, owner));
@@ -310,7 +332,7 @@ impl Model for Handover {
     fn init_states(&self) -> Vec<State> {
         let first = self.tables().first(&self.setup);
         let epoch = self.tables().facts(first).epoch;
-        let manager = Manager { view: 0, confirms: 0, waited: LAPSE };
+        let manager = |leads| Manager { view: 0, leads, waited: [0; PODS] };
         let pods = self.setup.pods.iter().map(|pod| PodState {
             ended: false,
             policy: pod.has_proxy.then_some(0),
@@ -324,7 +346,7 @@ impl Model for Handover {
             written: 1,
             goal: 0,
             servers,
-            managers: vec![manager; 2],
+            managers: vec![manager(false), manager(true)],
             pods: pods.collect(),
         }]
     }
@@ -341,7 +363,7 @@ impl Model for Handover {
                 actions.push(Action::Advance(at));
             }
             if proxy_only {
-                actions.push(Action::Read(at));
+                actions.push(if manager.leads { Action::Read(at) } else { Action::Lead(at) });
             }
         }
         let late = state.servers.iter().enumerate().filter(|(_, view)| **view < newest);
@@ -351,6 +373,9 @@ impl Model for Handover {
             actions.push(Action::End(at));
             if fixed.has_proxy {
                 actions.extend((0..state.managers.len()).map(|manager| Action::Push(manager, at)));
+                if proxy_only {
+                    actions.extend((0..state.managers.len()).map(|manager| Action::Confirm(manager, at)));
+                }
                 actions.extend([Action::Acknowledge(at), Action::Restart(at), Action::Land(at)]);
                 if pod.in_flight.is_none() {
                     actions.extend(self.setup.written.iter().map(|object| Action::Write(at, *object)));
@@ -368,26 +393,6 @@ impl Model for Handover {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
-            Property::always("one owner writes", |model: &Self, state: &State| {
-                (0..OBJECTS.len()).all(|object| {
-                    let writers = model.writers(state, object);
-                    writers.iter().all(|owner| Some(owner) == writers.first())
-                })
-            }),
-            Property::always("what is granted is only its owner's", |model: &Self, state: &State| {
-                let truth = model.facts(state, state.newest());
-                (0..OBJECTS.len()).all(|object| {
-                    let owner = truth.owner(object);
-                    owner.is_none() || model.writers(state, object).iter().all(|writer| Some(*writer) == owner)
-                })
-            }),
-            Property::always("epochs only grow", |model: &Self, state: &State| {
-                let tables = model.tables();
-                state.tables.windows(2).all(|pair| tables.facts(pair[0]).epoch < tables.facts(pair[1]).epoch)
-            }),
-            Property::always("everything gets an owner again", liveness::recovers),
-            Property::sometimes(REACHED, |model: &Self, state: &State| liveness::is_reached(model, state)),
-        ]
+        invariants::all()
     }
 }

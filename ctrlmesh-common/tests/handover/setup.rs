@@ -38,8 +38,12 @@ pub(crate) enum Bug {
     SilenceIsLapse,
     /// A proxy forgets its epoch when it restarts.
     ForgetfulProxy,
-    /// A manager confirms policies although it has not read the table for long.
+    /// A manager that begins to lead confirms policies although it has not read the table.
     StaleConfirmation,
+    /// A manager confirms policies although another leads.
+    FollowerConfirms,
+    /// The leader confirms any policy of a pod that it counts as lapsed.
+    LapsedConfirmation,
     /// A table is written whatever the version is by then.
     AnyVersion,
     /// A proxy takes an older policy for a newer one.

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::admission::placement::Placement;
 use crate::ca::store::CaStore;
 use crate::ca::trust_bundle::TrustBundle;
+use crate::cluster::confirmations::Confirmations;
 use crate::cluster::plan::Plan;
 use crate::config::RunArgs;
 use crate::drain::Drain;
@@ -34,6 +35,8 @@ pub struct Context {
     pub fences: watch::Sender<Arc<States>>,
     pub leadership: Leadership,
     pub leader: LeaderClient,
+    /// Of policies that lapse.
+    pub confirmations: Arc<Confirmations>,
     pub ca_store: Arc<CaStore>,
     pub trust_bundle: Arc<TrustBundle>,
     /// How the API server reaches our webhooks, without path and CA.

@@ -143,6 +143,7 @@ fn follower(
         server: |states, root, uid| fence_state::server(states, root, uid),
         acknowledge_within: context.args.acknowledge_within,
         leadership: context.leadership.clone(),
+        confirmations: Arc::clone(&context.confirmations),
     }
 }
 

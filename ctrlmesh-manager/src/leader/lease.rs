@@ -5,7 +5,8 @@
 //! duration.
 //!
 //! Replicas do not compare clocks: each counts from when it first saw a version. The holder stops two seconds
-//! before another can begin, by a clock that runs while a process is suspended.
+//! before another can begin, by a clock that runs while a process is stopped, and one that runs while the machine is
+//! suspended.
 //!
 //! A deleted Lease is free only after its holder had time to notice. A holder that cannot do its work steps
 //! down, and pauses until each other replica had a turn.
@@ -13,6 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_runtime::boot_clock;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -79,8 +81,19 @@ pub struct Leadership {
 struct State {
     /// Until when this replica holds the Lease.
     until: Option<Instant>,
+    /// The same by the clock that goes on while the machine is suspended.
+    until_boot: Duration,
+    /// Since when it holds the Lease.
+    since: Option<Instant>,
     /// gRPC address of the leader, if it is another replica.
     other: Option<Arc<str>>,
+}
+
+/// When an attempt began, by two clocks.
+#[derive(Clone, Copy)]
+struct Begun {
+    at: Instant,
+    boot: Duration,
 }
 
 struct ObservedLease {
@@ -105,7 +118,13 @@ struct Absence(Option<Instant>);
 impl Leadership {
     /// Whether this replica may write now.
     pub fn is_held(&self) -> bool {
-        self.state.borrow().until.is_some_and(|until| Instant::now() < until)
+        self.state.borrow().is_held()
+    }
+
+    /// Since when this replica leads without a break, if it does.
+    pub fn since(&self) -> Option<Instant> {
+        let since = self.state.borrow().since;
+        since.filter(|_| self.is_held())
     }
 
     pub async fn acquired(&mut self) {
@@ -149,8 +168,9 @@ impl Leadership {
     pub(crate) fn by_hand() -> (impl Fn(bool), Self) {
         let (state, leadership) = watch::channel(State::default());
         let set = move |leads: bool| {
-            let until = leads.then(|| Instant::now() + LEASE_DURATION);
-            state.send_replace(State { until, other: None });
+            let now = leads.then(Instant::now);
+            let (until, until_boot) = (now.map(|now| now + LEASE_DURATION), boot_clock::now() + LEASE_DURATION);
+            state.send_replace(State { until, until_boot, since: now, other: None });
         };
         (set, Self { state: leadership, step_down: Arc::default() })
     }
@@ -172,6 +192,12 @@ pub fn campaign(client: Client, namespace: &str, candidate: Candidate, drain: &D
     };
     drain.spawn(election.run(drain.clone()));
     Leadership { state: leadership, step_down }
+}
+
+impl State {
+    fn is_held(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until) && boot_clock::now() < self.until_boot
+    }
 }
 
 impl Election {
@@ -214,9 +240,9 @@ impl Election {
 
     /// Renews or acquires the Lease, or finds that another replica holds it.
     async fn attempt(&mut self) -> Result<(), kube::Error> {
-        let begun = Instant::now();
+        let begun = Begun { at: Instant::now(), boot: boot_clock::now() };
         let Some(lease) = self.leases.get_opt(&self.candidate.lease).await? else {
-            let ours = self.state.borrow().until.is_some_and(|until| begun < until);
+            let ours = self.state.borrow().until.is_some_and(|until| begun.at < until);
             let is_over = self.absence.is_over(self.observed.is_some(), Instant::now());
             if !(ours || is_over && self.is_ready() && !self.is_paused()) {
                 return Ok(());
@@ -287,17 +313,19 @@ impl Election {
         annotations.insert(ADDRESS.to_owned(), self.candidate.address.clone());
     }
 
-    fn on_written(&mut self, begun: Instant, written: Result<Lease, kube::Error>) -> Result<(), kube::Error> {
+    fn on_written(&mut self, begun: Begun, written: Result<Lease, kube::Error>) -> Result<(), kube::Error> {
         match written {
             Ok(lease) => {
                 let version = lease.metadata.resource_version.unwrap_or_default();
-                self.observed = Some(ObservedLease { version, at: begun });
-                let until = Some(begun + RENEW_DEADLINE);
-                if self.state.borrow().until.is_none() {
+                self.observed = Some(ObservedLease { version, at: begun.at });
+                let before = self.state.borrow().clone();
+                let since = before.since.filter(|_| before.is_held()).unwrap_or_else(Instant::now);
+                if before.until.is_none() {
                     info!(identity = self.candidate.identity, "leads from now on");
                     self.candidate.leader.set(1);
                 }
-                self.state.send_replace(State { until, other: None });
+                let (until, until_boot) = (Some(begun.at + RENEW_DEADLINE), begun.boot + RENEW_DEADLINE);
+                self.state.send_replace(State { until, until_boot, since: Some(since), other: None });
                 Ok(())
             }
             // Another replica was faster.
@@ -313,7 +341,7 @@ impl Election {
             self.candidate.leader.set(0);
         }
         if led || self.state.borrow().other != other {
-            self.state.send_replace(State { until: None, other });
+            self.state.send_replace(State { other, ..State::default() });
         }
     }
 

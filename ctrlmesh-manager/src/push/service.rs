@@ -11,6 +11,7 @@ mod hello;
 mod leader_client;
 mod latest_connections;
 mod relay;
+mod renew;
 mod session;
 mod sign;
 mod delivery;
@@ -19,6 +20,7 @@ use codec::SmallCodec;
 pub use latest_connections::LatestConnections;
 pub use leader_client::LeaderClient;
 pub use relay::ReceiptRelay;
+pub use renew::OldestConfirmed;
 pub use review_schedule::ReviewSchedule;
 pub use signing_quota::SigningQuota;
 
@@ -29,7 +31,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{self, Receipts, Relayed, Report, ShardReply, ShardRequest, SignRequest, Signed, Update};
+use ctrlmesh_common::wire::{
+    self, Receipts, Relayed, RenewRequest, Renewed, Report, ShardReply, ShardRequest, SignRequest, Signed, Update,
+};
 use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, Request, Response, header};
 use hyper::body::Incoming;
@@ -50,6 +54,7 @@ use tracing::{debug, info, warn};
 
 use crate::admission::placement::Placement;
 use crate::ca::store::CaStore;
+use crate::cluster::confirmations::Confirmations;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
 use crate::listen::ConnectionPermit;
@@ -101,6 +106,11 @@ pub struct PushService {
     pub accounts: Accounts,
     /// Only the leader takes the receipts of other replicas.
     pub leadership: Leadership,
+    /// Of policies that lapse, by this replica while it leads.
+    pub confirmations: Arc<Confirmations>,
+    pub oldest_confirmed: OldestConfirmed,
+    /// Confirms them while another replica leads.
+    pub leader: LeaderClient,
     pub placement: Arc<Placement>,
     pub refusals: Refusals,
     pub metrics: PushMetrics,
@@ -204,6 +214,11 @@ impl PushService {
                 let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_REPORT_BYTES);
                 grpc.unary(call, request).await
             }
+            wire::RENEW => {
+                let codec = ProstCodec::<Renewed, RenewRequest>::default();
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_REPORT_BYTES);
+                grpc.unary(call, request).await
+            }
             wire::RELAY => {
                 let codec = ProstCodec::<Relayed, Receipts>::default();
                 let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_UPDATE_BYTES);
@@ -221,10 +236,13 @@ impl PushService {
 
     /// Calls between replicas are for managers only, and only the leader answers them.
     fn may_ask(&self, path: &str, identity: &Identity) -> Result<(), Status> {
-        if ![wire::RELAY, wire::ASSIGN_SHARD].contains(&path) {
+        let is_manager = identity.account == self.accounts.manager;
+        let is_between_replicas =
+            [wire::RELAY, wire::ASSIGN_SHARD].contains(&path) || is_manager && path == wire::RENEW;
+        if !is_between_replicas {
             return Ok(());
         }
-        if identity.account != self.accounts.manager {
+        if !is_manager {
             let status = Status::permission_denied("only a manager may ask this");
             return Err(self.refuse(Refused::Foreign, identity, status));
         }
@@ -247,7 +265,7 @@ impl PushService {
             return Err(Status::unauthenticated("a service-account token is needed"));
         };
         // A certificate is valid for a day, so signing needs a fresh review.
-        let may_show = path == wire::FOLLOW;
+        let may_show = [wire::FOLLOW, wire::RENEW].contains(&path);
         let by_ticket = || {
             let ticket = may_show.then(|| ticket_in(headers)).flatten()?;
             self.ticket_key().read(token, &ticket, SystemTime::now())
@@ -301,6 +319,16 @@ impl UnaryService<SignRequest> for Call {
     fn call(&mut self, request: tonic::Request<SignRequest>) -> Self::Future {
         let (push, identity) = (self.push.clone(), self.proven.identity.clone());
         Box::pin(async move { sign::answer(&push, &identity, request.into_inner()).await })
+    }
+}
+
+impl UnaryService<RenewRequest> for Call {
+    type Response = Renewed;
+    type Future = Answering<Renewed>;
+
+    fn call(&mut self, request: tonic::Request<RenewRequest>) -> Self::Future {
+        let (push, identity) = (self.push.clone(), self.proven.identity.clone());
+        Box::pin(async move { renew::answer(&push, &identity, request.into_inner()).await })
     }
 }
 

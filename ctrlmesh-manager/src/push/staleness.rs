@@ -109,6 +109,18 @@ impl StalenessCheck {
         time::timeout(DEADLINE, answer).await.map_err(|_elapsed| StalenessError::Late)?
     }
 
+    /// The newest resourceVersion of one ShardingConfig; none where it does not exist.
+    ///
+    /// # Errors
+    /// Where there is no answer.
+    pub async fn newest(&self, operator: &str) -> Result<Option<u64>, StalenessError> {
+        let room = time::timeout(DEADLINE, self.room.acquire()).await;
+        // It is never closed.
+        let _room = room.map_err(|_elapsed| StalenessError::Busy)?;
+        let answer = time::timeout(DEADLINE, self.version(operator)).await;
+        Ok(answer.map_err(|_elapsed| StalenessError::Late)??)
+    }
+
     async fn members(&self, subject: &Subject) -> kube::Result<BTreeMap<PodName, Member>> {
         let (pods, its): (Api<Pod>, _) = match subject {
             Subject::Node(node) => (Api::all(self.client.clone()), format!("spec.nodeName={node}")),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ctrlmesh_common::handover::{Evidence, PodEvidence, Server};
 use ctrlmesh_common::ownership::Ownership;
+use jiff::Timestamp;
 
 /// How long a pod may still write after it vanished without having been seen to end. The API server remembers a
 /// reviewed token for 10 s (`AuthenticationConfig`, `cacheTTL`); two more are for what is under way.
@@ -15,13 +16,15 @@ pub const GONE_AFTER: Duration = Duration::from_secs(12);
 /// By `NAMESPACE/NAME` of the root.
 pub type Evidences = BTreeMap<String, RootEvidence>;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RootEvidence {
     /// Of the root; empty where it has none.
     pub uid: String,
     /// `revoked.epoch` of the table in question; 0 where it takes nothing away. What lapsed, lapsed for this one only.
     pub revoked_epoch: u64,
     pub evidence: Evidence,
+    /// For people: by UID of pods that have not lapsed yet, when they do unless their proxies are confirmed.
+    pub lapses_at: BTreeMap<String, Timestamp>,
 }
 
 /// What is known at one moment about the pods of one root.
@@ -38,6 +41,8 @@ pub struct Observed<'a> {
     pub revoked_since: Option<Instant>,
     /// How long an acknowledgement is waited for where the API server fences.
     pub acknowledge_within: Duration,
+    /// By UID, when pods lapse of which only the proxies fence. A pod that is missing never does.
+    pub lapses_at: &'a BTreeMap<String, Instant>,
 }
 
 /// The UIDs of all pods that `table` names.
@@ -49,7 +54,7 @@ pub fn uids(table: &Ownership) -> impl Iterator<Item = &String> {
 /// Also when the evidence changes next by the passing of time alone.
 pub fn gather(table: &Ownership, observed: Observed<'_>, now: Instant) -> (RootEvidence, Option<Instant>) {
     let revoked_epoch = table.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
-    // Without the API server's fence, silence is no proof, however long it lasts.
+    // Without the API server's fence, silence is a proof only where policies lapse.
     let is_fenced = matches!(observed.server, Server::Enforces(epoch) if epoch >= revoked_epoch);
     let bound = observed.revoked_since.filter(|_| is_fenced && revoked_epoch > 0);
     let bound = bound.map(|since| since + observed.acknowledge_within);
@@ -64,10 +69,11 @@ pub fn gather(table: &Ownership, observed: Observed<'_>, now: Instant) -> (RootE
         let missing = observed.missing_since.get(uid).map(|since| *since + GONE_AFTER);
         let gone = observed.stopped.contains(uid) || is_over(missing);
         let acknowledged = observed.acknowledged.get(uid).copied();
+        let lapsed = is_over(observed.lapses_at.get(uid).copied()) || lapsed;
         (uid.clone(), PodEvidence { acknowledged, gone, lapsed })
     });
     let evidence = Evidence { server: observed.server, pods: pods.collect() };
-    (RootEvidence { uid: String::new(), revoked_epoch, evidence }, due)
+    (RootEvidence { revoked_epoch, evidence, ..RootEvidence::default() }, due)
 }
 
 /// The evidence for the present table. What was gathered for another one proves only which pods are gone, and what the
@@ -117,6 +123,7 @@ mod tests {
         stopped: BTreeSet<String>,
         missing_since: BTreeMap<String, Instant>,
         revoked_since: Option<Instant>,
+        lapses_at: BTreeMap<String, Instant>,
     }
 
     impl Case {
@@ -129,13 +136,20 @@ mod tests {
                 acknowledged: &acknowledged,
                 revoked_since: self.revoked_since,
                 acknowledge_within: WITHIN,
+                lapses_at: &self.lapses_at,
             };
             gather(&table(), observed, now)
         }
     }
 
     fn case(server: Server) -> Case {
-        Case { server, stopped: BTreeSet::new(), missing_since: BTreeMap::new(), revoked_since: None }
+        Case {
+            server,
+            stopped: BTreeSet::new(),
+            missing_since: BTreeMap::new(),
+            revoked_since: None,
+            lapses_at: BTreeMap::new(),
+        }
     }
 
     #[test]
@@ -165,6 +179,18 @@ mod tests {
             assert!(after.evidence.pods.values().all(|pod| pod.lapsed == lapses), "{server:?}");
             assert_eq!((due, after.evidence.pods["a"].acknowledged), (None, Some(6)));
         }
+    }
+
+    #[test]
+    fn a_pod_whose_policy_lapses_has_lapsed_in_time_alone() {
+        let (start, mut case) = (Instant::now(), case(Server::None));
+        case.lapses_at.insert("a".to_owned(), start + WITHIN);
+        let lapsed = |now| {
+            let (found, due) = case.gather(now);
+            (found.evidence.pods.values().map(|pod| pod.lapsed).collect::<Vec<_>>(), due)
+        };
+        assert_eq!(lapsed(start), (vec![false, false], Some(start + WITHIN)));
+        assert_eq!(lapsed(start + WITHIN), (vec![true, false], None));
     }
 
     #[test]

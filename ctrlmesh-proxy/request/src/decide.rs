@@ -12,7 +12,7 @@ mod fence;
 mod lock;
 mod shard;
 
-pub use fence::{FencedWrite, Written, written};
+pub use fence::{FencedWrite, Written, lapses, written};
 pub use lock::{LockPlan, Rename};
 pub use shard::{NotOlderThan, goes_on_from};
 
@@ -57,6 +57,10 @@ pub enum Refusal {
     /// The pod may not write the object.
     #[error("{0}")]
     Fenced(Box<FencedWrite>),
+    #[error(
+        "the manager has not confirmed this pod's policy for 15 s, so another pod may own the object by now: nothing is written until it does"
+    )]
+    Unconfirmed,
 }
 
 impl Decision {

@@ -15,8 +15,8 @@ use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
 use crate::metrics::Metrics;
 use crate::policy::file_poll::FilePoll;
 use crate::policy::settle::Publish;
-use crate::policy::subscription::{self, Subscription};
-use crate::policy::{self, Current, PodPolicies};
+use crate::policy::subscription::{self, PodSubscription, Subscription};
+use crate::policy::{self, PodPolicies, Validity};
 use ctrlmesh_runtime::drain::Drain;
 
 /// Where the list of pods comes from.
@@ -102,8 +102,7 @@ impl PodSource {
         }
     }
 
-    /// The policy of a pod of the list, followed until the pod is `gone`; and where its settled policies are to be
-    /// published.
+    /// The policy of a pod of the list, followed until the pod is `gone`.
     ///
     /// # Errors
     /// Where there is none, or one that cannot be applied.
@@ -113,14 +112,14 @@ impl PodSource {
         metrics: &Arc<Metrics>,
         drain: &Drain,
         gone: &CancellationToken,
-    ) -> Result<(Current, Publish), NotServed> {
+    ) -> Result<PodSubscription, NotServed> {
         if let Self::Manager(followed) = self {
             let policy = subscription::policy_now(pod.name.clone(), followed.clone(), metrics, drain, gone);
             return policy.ok_or(NotServed::Untold);
         }
         let name = pod.name.to_string();
         let policy = policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?;
-        Ok((policy, Publish::default()))
+        Ok(PodSubscription { policy, publish: Publish::default(), validity: Validity::default() })
     }
 }
 

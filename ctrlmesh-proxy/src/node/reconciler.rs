@@ -336,12 +336,14 @@ impl Reconciler {
         slot: Slot,
         NodeServing { network, file, gone }: &NodeServing,
     ) -> Result<(), NotServed> {
-        let (policy, publish) = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
+        let subscription = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
         let cgroup = self.pods.get(&pod.name).map(|enrolled| enrolled.cgroup.path.clone());
-        let policy = Restart::new(pod, cgroup, &history, &self.metrics).follow(policy, &self.drain, gone)?;
-        let served = ServedPod::new(policy, history, Some(gone.clone()));
-        served.settle(self.write_drain_timeout, publish, &self.drain);
+        let policy =
+            Restart::new(pod, cgroup, &history, &self.metrics).follow(subscription.policy, &self.drain, gone)?;
+        let served =
+            ServedPod { validity: subscription.validity, ..ServedPod::new(policy, history, Some(gone.clone())) };
+        served.settle(self.write_drain_timeout, subscription.publish, &self.drain);
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;

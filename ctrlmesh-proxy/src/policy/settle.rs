@@ -30,7 +30,7 @@ struct Shared {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+pub(super) struct Entry {
     number: u64,
     /// `None` until the first is settled.
     policy: Option<Arc<Policy>>,
@@ -81,6 +81,11 @@ impl SettledPolicies {
     pub(super) fn epoch(&self, pod: &PodName) -> Option<u64> {
         let by_pod = self.0.by_pod.borrow();
         by_pod.get(pod).map(|entry| entry.policy.as_ref().map_or(0, |policy| policy.epoch))
+    }
+
+    /// Changes with each policy that is settled.
+    pub(super) fn changes(&self) -> watch::Receiver<HashMap<PodName, Entry>> {
+        self.0.by_pod.subscribe()
     }
 
     /// Completes once `policy` is settled.

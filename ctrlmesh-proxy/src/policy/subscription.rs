@@ -23,7 +23,7 @@ use super::api_servers::Servers;
 use super::enforce::show;
 use super::settle::{Publish, SettledPolicies};
 use super::store::{PodPolicies, Store};
-use super::{Current, PodName, StoreError};
+use super::{Current, PodName, StoreError, Validities, Validity};
 use crate::manager_client::Endpoint;
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
@@ -31,8 +31,10 @@ use ctrlmesh_runtime::grpc::GrpcError;
 use ctrlmesh_runtime::telemetry;
 
 mod apply;
+mod renew;
 
 use apply::apply;
+use renew::Link;
 
 /// The longest wait before the first attempt after a stream has ended.
 const FIRST_WAIT: Duration = Duration::from_secs(2);
@@ -69,6 +71,9 @@ pub struct Client {
     unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
     settled: SettledPolicies,
+    validities: Validities,
+    /// While there is a stream.
+    link: watch::Sender<Option<Link>>,
     servers: Servers,
     metrics: ManagerMetrics,
     drain: Drain,
@@ -85,6 +90,18 @@ pub struct Subscription {
     pub servers: watch::Receiver<Arc<[SocketAddr]>>,
     /// A policy is acknowledged once it is settled.
     pub settled: SettledPolicies,
+    /// Until when policies that lapse let writes pass.
+    pub validities: Validities,
+}
+
+/// What one pod is served by.
+#[derive(Debug)]
+pub struct PodSubscription {
+    /// Followed until shutdown, or until the pod is gone.
+    pub policy: Current,
+    /// Where its settled policies are published.
+    pub publish: Publish,
+    pub validity: Validity,
 }
 
 /// Why a stream ended.
@@ -120,9 +137,14 @@ pub fn follow(
     let (policies, current) = watch::channel(Arc::new(kept));
     let (whole, is_whole) = watch::channel(false);
     let servers = Servers::open(&manager.state);
-    let settled = SettledPolicies::default();
-    let followed =
-        Subscription { policies: current, whole: is_whole, servers: servers.follow(), settled: settled.clone() };
+    let (settled, validities) = (SettledPolicies::default(), Validities::default());
+    let followed = Subscription {
+        policies: current,
+        whole: is_whole,
+        servers: servers.follow(),
+        settled: settled.clone(),
+        validities: validities.clone(),
+    };
     let client = Client {
         manager,
         served,
@@ -131,6 +153,8 @@ pub fn follow(
         unsaved: Mutex::new(false),
         whole,
         settled,
+        validities,
+        link: watch::Sender::new(None),
         servers,
         metrics: metrics.manager.clone(),
         drain: drain.clone(),
@@ -142,6 +166,7 @@ pub fn follow(
             () = stop.started() => {}
             () = client.run() => {}
             () = client.save_again() => {}
+            () = client.renew() => {}
         }
     });
     Ok(followed)
@@ -154,22 +179,22 @@ pub async fn policy_of(
     mut followed: Subscription,
     metrics: &Arc<Metrics>,
     drain: &Drain,
-) -> Option<(Current, Publish)> {
+) -> Option<PodSubscription> {
     drop(followed.policies.wait_for(|policies| policies.contains_key(&pod)).await.ok()?);
     policy_now(pod, followed, metrics, drain, &CancellationToken::new())
 }
 
-/// The policy of `pod`, where there is one, followed until shutdown or until the pod is `gone`; and where its settled
-/// policies are to be published.
+/// The policy of `pod`, where there is one, followed until shutdown or until the pod is `gone`.
 pub fn policy_now(
     pod: PodName,
     followed: Subscription,
     metrics: &Arc<Metrics>,
     drain: &Drain,
     gone: &CancellationToken,
-) -> Option<(Current, Publish)> {
+) -> Option<PodSubscription> {
     // First, so that no policy after the one that is read here is acknowledged before it is settled.
     let publish = followed.settled.begin(pod.clone());
+    let validity = followed.validities.of(&pod);
     let mut policies = followed.policies;
     let first = policies.borrow_and_update().get(&pod)?.policy.clone();
     let (sender, current) = watch::channel(first);
@@ -198,7 +223,7 @@ pub fn policy_now(
             }
         }
     });
-    Some((current, publish))
+    Some(PodSubscription { policy: current, publish, validity })
 }
 
 /// A random wait, at most `wait` more than the shortest, so that proxies do not reconnect together.
@@ -214,6 +239,7 @@ impl Client {
         loop {
             let ended = self.run_once(&mut wait, &mut ticket).await;
             self.metrics.connected.set(0);
+            self.link.send_replace(None);
             let pause = pause(wait);
             warn!(
                 error = telemetry::chain(&ended),
@@ -239,6 +265,7 @@ impl Client {
         // The queue is empty, so this does not fail.
         drop(reports.try_send(Report { content: Some(Content::Hello(self.hello())) }));
         let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
+        self.link.send_replace(Some(Link { connection: link, ticket: ticket.clone() }));
         while let Some(update) = updates.message().await? {
             if self.metrics.connected.get() == 0 {
                 info!("the manager is there");
@@ -249,6 +276,7 @@ impl Client {
             if !update.ticket.is_empty() {
                 // A copy, so that the message's buffer is freed.
                 *ticket = Bytes::copy_from_slice(&update.ticket);
+                self.link.send_modify(|link| link.iter_mut().for_each(|link| link.ticket = ticket.clone()));
             }
             // Before the policies, so that new pods are redirected from these addresses, too.
             self.servers.take(&update.servers).await;
@@ -326,7 +354,13 @@ impl Client {
         }
         let changed = after != *before;
         if changed {
+            let same = |pod: &PodName, uid: &String| after.get(pod).is_some_and(|now| now.uid == *uid);
+            let ended = before.iter().filter(|(pod, one)| !same(pod, &one.uid)).map(|(pod, _)| pod);
+            let ended: Vec<&PodName> = ended.collect();
             self.policies.send_replace(Arc::new(after));
+            for pod in ended {
+                self.validities.end(pod);
+            }
         }
         self.save(changed).await;
         verdicts
@@ -383,8 +417,15 @@ mod tests {
         let pod = PodName::default();
         let (_, whole) = watch::channel(true);
         let (_, servers) = watch::channel(Arc::default());
-        let followed = Subscription { policies: receiver, whole, servers, settled: SettledPolicies::default() };
-        let (mut current, _publish) = policy_now(pod, followed, &metrics, &drain, &gone).unwrap();
+        let followed = Subscription {
+            policies: receiver,
+            whole,
+            servers,
+            settled: SettledPolicies::default(),
+            validities: Validities::default(),
+        };
+        let PodSubscription { policy: mut current, publish: _publish, .. } =
+            policy_now(pod, followed, &metrics, &drain, &gone).unwrap();
         let first = current.borrow_and_update().clone();
         sender.send_replace(Arc::new(policies(1)));
         for _ in 0..16 {
@@ -423,6 +464,8 @@ mod tests {
             unsaved: Mutex::new(false),
             whole: watch::Sender::new(false),
             settled: SettledPolicies::default(),
+            validities: Validities::default(),
+            link: watch::Sender::new(None),
             servers: Servers::open(&state),
             metrics: Metrics::new().manager.clone(),
             drain: Drain::default(),

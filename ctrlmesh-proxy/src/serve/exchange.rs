@@ -2,25 +2,23 @@
 
 use std::error::Error;
 use std::rc::Rc;
-use std::time::Duration;
 
 use ctrlmesh_request::decide;
 use ctrlmesh_request::decide::{Decision, Plan, Refusal, Rename};
-use ctrlmesh_request::request::{RequestInfo, TargetError};
+use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
-use ctrlmesh_request::rewrite::status::Status;
-use h2::Reason;
+use ctrlmesh_runtime::boot_clock;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, header};
-use thiserror::Error;
 use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use crate::metrics::{ClientError, Outcome, UpstreamError};
+use crate::metrics::Outcome;
 use crate::net::body::Relay;
-use crate::policy::{Reading, Write};
+use crate::policy::{Reading, Validity, Write};
 use crate::serve::explain;
+use crate::serve::failure::{Abort, Failure};
 use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::LockedError;
@@ -30,43 +28,10 @@ use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
 use crate::session::policy_view::BegunRequest;
-use crate::upstream::SendError;
 use crate::watch::splice;
 use crate::watch::splice::RequestTemplate;
 use crate::watch::upgraded::UpgradedWatch;
 use crate::watch::{UnreadableFrames, Watch, WatchRequest};
-
-/// Sent to clients when the API server cannot be reached, or the memory budget is used up.
-const RETRY_AFTER_SECONDS: u32 = 1;
-
-/// The request gets no answer: the proxy resets its stream, or closes its connection.
-#[derive(Debug, Error)]
-#[error("give a request up: {0}")]
-pub(super) struct Abort(pub(super) Reason);
-
-#[derive(Debug, Error)]
-enum Failure {
-    #[error("understand the request")]
-    BadRequest(#[source] TargetError),
-    #[error("let the request pass")]
-    Refused(#[source] Refusal),
-    #[error("write the target of the request")]
-    Target,
-    #[error("rename the leader-election lock")]
-    Lock(#[source] LockedError),
-    #[error("go on from what was read under an earlier policy: list again")]
-    Late,
-    #[error("hold the request: too much waits for this pod's clients already")]
-    Busy,
-    #[error("ask the API server")]
-    Upstream(#[source] SendError),
-    #[error("ask the API server within {deadline:?}")]
-    Timeout { deadline: Duration },
-    #[error(
-        "wait for the API server: the object was taken away from this pod's shard, and may have been written or not"
-    )]
-    Cut,
-}
 
 /// What the proxy needs of a request when its response comes.
 struct Pending {
@@ -76,6 +41,8 @@ struct Pending {
     watch: Option<WatchRequest>,
     /// Held until the API server answers.
     write: Option<Write>,
+    /// Of a write that passes only while the policy is confirmed.
+    validity: Option<Validity>,
     is_list: bool,
     /// Without a response timeout.
     long_running: bool,
@@ -135,19 +102,13 @@ impl Session {
         let took = start.elapsed();
         let write = pending.write.take();
         let response = match &write {
-            Some(write) => {
-                // Boxed, so that other requests hold no memory for it.
-                let sending = Box::pin(async {
-                    if pending.long_running {
-                        self.upstream.send(request, on_informational).await
-                    } else {
-                        self.upstream.send_within(request, self.server.response_timeout, on_informational).await
-                    }
-                });
-                write.unless_cut(sending).await.ok_or(Failure::Cut)?
+            // Boxed, so that other requests hold no memory for it.
+            Some(write) => Box::pin(self.send_write(request, info, target, (write, &pending), on_informational)).await,
+            None if pending.long_running => Ok(self.upstream.send(request, on_informational).await?),
+            None => {
+                let deadline = self.server.response_timeout;
+                Ok(self.upstream.send_within(request, deadline, on_informational).await?)
             }
-            None if pending.long_running => self.upstream.send(request, on_informational).await,
-            None => self.upstream.send_within(request, self.server.response_timeout, on_informational).await,
         }?;
         drop(write);
         let answered = Instant::now();
@@ -163,6 +124,50 @@ impl Session {
         response
     }
 
+    /// Sends a write, as long as nothing forbids it.
+    async fn send_write(
+        &self,
+        request: Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        (write, pending): (&Write, &Pending),
+        on_informational: impl FnMut(Response<()>),
+    ) -> Result<Response<Relay>, Failure> {
+        // Much time may have passed since it was looked at first.
+        self.check_confirmed(pending.validity.as_ref(), info, target)?;
+        let sending = Box::pin(async {
+            if pending.long_running {
+                self.upstream.send(request, on_informational).await
+            } else {
+                self.upstream.send_within(request, self.server.response_timeout, on_informational).await
+            }
+        });
+        let answered = write.unless_cut(sending);
+        let answered = match &pending.validity {
+            None => answered.await,
+            Some(validity) => tokio::select! {
+                biased;
+                answered = answered => answered,
+                () = validity.over() => return Err(Failure::Lapsed),
+            },
+        };
+        Ok(answered.ok_or(Failure::Cut)??)
+    }
+
+    fn check_confirmed(
+        &self,
+        validity: Option<&Validity>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+    ) -> Result<(), Failure> {
+        match validity {
+            Some(validity) if !validity.holds(boot_clock::now()) => {
+                Err(self.refuse(info, target, Refusal::Unconfirmed))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Applies the policy to a request.
     async fn prepare(
         &self,
@@ -172,7 +177,8 @@ impl Session {
     ) -> Result<(Request<Relay>, Pending), Failure> {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
-        let BegunRequest { policy, mut reading, write } = self.policy.begin(info);
+        let BegunRequest { policy, mut reading, write, validity } = self.policy.begin(info);
+        self.check_confirmed(validity.as_ref(), info, target)?;
         let plan = match self.decide(&policy, &request, info, target, &waits).await {
             Decision::Pass => None,
             Decision::Rewrite(plan) => Some(plan),
@@ -188,7 +194,7 @@ impl Session {
         };
         let long_running = info.is_long_running();
         let is_list = info.verb() == "list";
-        let mut pending = Pending { rename: None, reading, watch, write, is_list, long_running, waits };
+        let mut pending = Pending { rename: None, reading, watch, write, validity, is_list, long_running, waits };
         let Some(plan) = plan else { return Ok((request, pending)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -210,9 +216,13 @@ impl Session {
     /// Counts and logs a refusal.
     fn refuse(&self, info: &RequestInfo<'_>, target: &PathAndQuery, refusal: Refusal) -> Failure {
         self.server.metrics.refused.inc();
-        if let Refusal::Fenced(write) = &refusal {
-            self.server.metrics.writes_refused.inc();
-            debug!(verb = info.verb(), path = target.path(), reason = %write, "write refused");
+        match &refusal {
+            Refusal::Fenced(write) => {
+                self.server.metrics.writes_refused.inc();
+                debug!(verb = info.verb(), path = target.path(), reason = %write, "write refused");
+            }
+            Refusal::Unconfirmed => drop(self.server.metrics.writes_unconfirmed.inc()),
+            _ => {}
         }
         explain::refused(info.verb(), target.as_str(), &refusal);
         Failure::Refused(refusal)
@@ -295,66 +305,6 @@ impl Session {
             (_, None) => Ok(response.map(Content::Plain)),
         }
     }
-
-    /// The status that the client gets. The request is aborted where a client would see a broken connection and retry
-    /// by itself. Only safe requests, and those that were surely not carried out, get a `Retry-After`.
-    fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
-        Ok(match failure {
-            Failure::Refused(refusal) => Status::from(refusal),
-            Failure::BadRequest(_) | Failure::Target | Failure::Lock(LockedError::Upgraded) => {
-                status(400, "BadRequest", failure)
-            }
-            Failure::Lock(LockedError::Request(error)) => Status::from(error),
-            Failure::Lock(LockedError::Fenced(_)) => status(403, "Forbidden", failure),
-            Failure::Late => status(410, "Expired", failure),
-            Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
-            Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
-            Failure::Busy | Failure::Lock(LockedError::Busy) => {
-                Status { retry_after: Some(RETRY_AFTER_SECONDS), ..status(429, "TooManyRequests", failure) }
-            }
-            Failure::Lock(LockedError::Slow { .. }) => {
-                self.server.metrics.client_error(ClientError::Slow);
-                status(408, "Timeout", failure)
-            }
-            Failure::Lock(LockedError::Broken | LockedError::Response(_)) => status(500, "InternalError", failure),
-            Failure::Cut => {
-                self.server.metrics.writes_cut.inc();
-                status(504, "Timeout", failure)
-            }
-            Failure::Timeout { .. } => {
-                self.server.metrics.upstream_error(UpstreamError::Timeout);
-                status(504, "Timeout", failure)
-            }
-            Failure::Upstream(SendError::Http2(error)) if error.is_reset() => {
-                return Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)));
-            }
-            // GOAWAY names the streams that the API server did not process, and this is one of them.
-            Failure::Upstream(SendError::Http2(error)) if error.is_go_away() && error.is_remote() => {
-                return Err(Abort(Reason::REFUSED_STREAM));
-            }
-            // The client's own body broke.
-            Failure::Upstream(SendError::Http1 { source, .. }) if source.is_user() => {
-                status(400, "BadRequest", failure)
-            }
-            Failure::Upstream(SendError::Http1 { reused: true, .. }) => {
-                return Err(Abort(Reason::REFUSED_STREAM));
-            }
-            Failure::Upstream(SendError::Http1 { .. } | SendError::Http2(_)) => {
-                self.server.metrics.upstream_error(UpstreamError::Broken);
-                if is_safe { unavailable(failure) } else { status(502, "InternalError", failure) }
-            }
-            Failure::Upstream(_) => unavailable(failure),
-        })
-    }
-}
-
-impl From<SendError> for Failure {
-    fn from(error: SendError) -> Self {
-        match error {
-            SendError::Timeout { deadline } => Self::Timeout { deadline },
-            error => Self::Upstream(error),
-        }
-    }
 }
 
 fn outcome(status: StatusCode) -> Outcome {
@@ -381,20 +331,4 @@ fn rewritten(uri: &Uri, info: &RequestInfo<'_>, plan: &Plan) -> Result<Uri, Fail
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(target.try_into().map_err(|_unfit| Failure::Target)?);
     Uri::from_parts(parts).map_err(|_unfit| Failure::Target)
-}
-
-fn unavailable(failure: &Failure) -> Status {
-    Status { retry_after: Some(RETRY_AFTER_SECONDS), ..status(503, "ServiceUnavailable", failure) }
-}
-
-/// The message holds the failure and its causes.
-fn status(code: u16, reason: &'static str, failure: &Failure) -> Status {
-    let mut message = format!("ctrlmesh-proxy could not {failure}");
-    let mut cause = failure.source();
-    while let Some(error) = cause {
-        message.push_str(": ");
-        message.push_str(&error.to_string());
-        cause = error.source();
-    }
-    Status { code, reason, message, retry_after: None }
 }

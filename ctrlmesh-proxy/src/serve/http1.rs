@@ -26,7 +26,7 @@ use crate::metrics::ClientError;
 use crate::net::body::Relay;
 use crate::net::tls::stream::ServerStream;
 use crate::net::tunnel;
-use crate::serve::exchange::Abort;
+use crate::serve::failure::Abort;
 use crate::serve::headers;
 use crate::serve::http1::progress::HeadProgress;
 use crate::serve::reply::{Http1Reply, Reply};

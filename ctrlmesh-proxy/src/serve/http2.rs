@@ -25,7 +25,7 @@ use crate::net::body;
 use crate::net::body::{BudgetExceeded, CountedBytes, Relay};
 use crate::net::memory_budget::Reservation;
 use crate::net::tls::stream::{BatchedStream, ServerStream};
-use crate::serve::exchange::Abort;
+use crate::serve::failure::Abort;
 use crate::serve::http2::frames::Frames;
 use crate::serve::reply::Reply;
 use crate::serve::tap::Tap;

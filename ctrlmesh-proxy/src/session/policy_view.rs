@@ -10,8 +10,9 @@ use ctrlmesh_request::decide;
 use ctrlmesh_request::request::RequestInfo;
 
 use crate::policy::{
-    Current, History, HistoryExceeded, InForce, PendingVersions, ReadOf, Reading, Write, Writes, WritesUnder,
+    Current, History, HistoryExceeded, InForce, PendingVersions, ReadOf, Reading, Validity, Write, Writes, WritesUnder,
 };
+use crate::session::ServedPod;
 use ctrlmesh_runtime::drain::Drain;
 
 /// The policy in force. As long as it does not change, reading it takes no lock.
@@ -20,6 +21,7 @@ pub(crate) struct PolicyView {
     snapshot: RefCell<Snapshot>,
     history: Arc<History>,
     writes: Arc<Writes>,
+    validity: Validity,
 }
 
 /// The policy under which a request begins.
@@ -30,6 +32,8 @@ pub(crate) struct BegunRequest {
     pub(crate) reading: Option<Reading>,
     /// Of a request that writes.
     pub(crate) write: Option<Write>,
+    /// Of a request that passes only while the policy is confirmed.
+    pub(crate) validity: Option<Validity>,
 }
 
 #[derive(Debug)]
@@ -43,12 +47,13 @@ struct Snapshot {
 }
 
 impl PolicyView {
-    pub(crate) fn new(mut current: Current, history: Arc<History>, writes: Arc<Writes>) -> Self {
+    pub(crate) fn new(served: ServedPod) -> Self {
+        let ServedPod { policy: mut current, history, writes, validity, .. } = served;
         let policy = current.borrow_and_update().clone();
         let in_force = history.in_force(&policy);
         let writes_under = writes.under(&policy);
         let snapshot = Snapshot { current, policy, in_force, writes: writes_under, answered: Vec::new() };
-        Self { snapshot: RefCell::new(snapshot), history, writes }
+        Self { snapshot: RefCell::new(snapshot), history, writes, validity }
     }
 
     pub(crate) fn current(&self) -> Arc<InForce> {
@@ -70,7 +75,8 @@ impl PolicyView {
             });
             let written = decide::written(&policy, info);
             let write = written.map(|written| self.snapshot.borrow().writes.begin(written));
-            let begun = BegunRequest { policy, reading, write };
+            let validity = decide::lapses(&policy, info).then(|| self.validity.clone());
+            let begun = BegunRequest { policy, reading, write, validity };
             // Where the policy was replaced meanwhile, that may have happened without notice of this request.
             let registered = begun.reading.is_some() || begun.write.is_some();
             if !registered || !self.refresh() {
@@ -193,7 +199,7 @@ mod tests {
         // In a thread of its own, because a failing view would loop for ever.
         thread::spawn(move || {
             let (sender, current) = watch::channel(Arc::<Policy>::default());
-            let view = PolicyView::new(current, Arc::default(), Arc::default());
+            let view = PolicyView::new(ServedPod::new(current, Arc::default(), None));
             let silently = Arc::new(Policy { epoch: 7, ..Policy::default() });
             sender.send_if_modified(|policy| {
                 *policy = silently;

@@ -3,17 +3,19 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use ctrlmesh_common::wire::{self, Content, Hello, PodEntry, PodId, Report, Update, Verdict};
-use http::{HeaderValue, Request, Response};
+use ctrlmesh_common::wire::{self, Content, Hello, PodEntry, PodId, RenewRequest, Renewed, Report, Update, Verdict};
+use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
 use http_body_util::channel::{Channel, Sender};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use prost::Message as _;
+use prost::Message;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -29,6 +31,8 @@ const PREFIX_BYTES: usize = 5;
 /// Listens on loopback until dropped.
 pub(crate) struct Manager {
     pub(crate) address: SocketAddr,
+    /// Whether policies that lapse are confirmed; at first they are not.
+    pub(crate) confirms: Arc<AtomicBool>,
     streams: mpsc::UnboundedReceiver<Stream>,
     #[expect(dead_code, reason = "held: its tasks end with it")]
     tasks: JoinSet<()>,
@@ -48,23 +52,30 @@ impl Manager {
         let (begun, streams) = mpsc::unbounded_channel();
         let tls = TlsAcceptor::from(pki.server(&["h2"]));
         std::fs::write(pki.path("token"), "t").unwrap();
+        let confirms = Arc::<AtomicBool>::default();
+        let may_confirm = confirms.clone();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut running = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (tls, begun) = (tls.clone(), begun.clone());
+                let (tls, begun, may_confirm) = (tls.clone(), begun.clone(), may_confirm.clone());
                 running.spawn(async move {
                     let Ok(stream) = tls.accept(stream).await else { return };
                     let service = service_fn(move |request| {
-                        let begun = begun.clone();
-                        async move { Ok::<_, Infallible>(follow(request, &begun)) }
+                        let (begun, may_confirm) = (begun.clone(), may_confirm.clone());
+                        async move {
+                            Ok::<_, Infallible>(match request.uri().path() {
+                                wire::RENEW => renew(request, &may_confirm).await,
+                                _ => follow(request, &begun),
+                            })
+                        }
                     });
                     let server = http2::Builder::new(TokioExecutor::new());
                     let _broken = server.serve_connection(TokioIo::new(stream), service).await;
                 });
             }
         });
-        Self { address, streams, tasks }
+        Self { address, confirms, streams, tasks }
     }
 
     /// The flags of a proxy of the pod `ns/op-0` that follows this manager.
@@ -98,11 +109,7 @@ impl Stream {
         let (digest, operator) = (wire::digest(&policy), "ns/op".to_owned());
         let entry = PodEntry { pod: Some(pod), digest, policy, operator, version: 1 };
         let update = Update { policies: vec![entry], ..Update::default() };
-        let mut message = BytesMut::new();
-        message.put_u8(0);
-        message.put_u32(u32::try_from(update.encoded_len()).unwrap());
-        update.encode(&mut message).unwrap();
-        self.updates.as_mut().unwrap().send_data(message.freeze()).await.unwrap();
+        self.updates.as_mut().unwrap().send_data(framed(&update)).await.unwrap();
     }
 
     /// The next verdict.
@@ -137,6 +144,31 @@ fn follow(request: Request<Incoming>, begun: &mpsc::UnboundedSender<Stream>) -> 
     let mut response = Response::new(body);
     response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
     response
+}
+
+/// Confirms all that is asked for, or nothing.
+async fn renew(request: Request<Incoming>, confirms: &AtomicBool) -> Response<Channel<Bytes, io::Error>> {
+    let mut message = request.into_body().collect().await.unwrap().to_bytes();
+    message.advance(PREFIX_BYTES);
+    let asked = RenewRequest::decode(message).unwrap();
+    let pods = asked.policies.into_iter().filter_map(|one| one.pod);
+    let confirmed = pods.filter(|_| confirms.load(Ordering::Relaxed)).collect();
+    let (mut answer, body) = Channel::new(8);
+    answer.send_data(framed(&Renewed { confirmed })).await.unwrap();
+    let status = [(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))];
+    answer.send_trailers(status.into_iter().collect()).await.unwrap();
+    let mut response = Response::new(body);
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// A message with its prefix.
+fn framed(message: &impl Message) -> Bytes {
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.encoded_len()).unwrap());
+    message.encode(&mut framed).unwrap();
+    framed.freeze()
 }
 
 /// Reads messages until the stream ends.

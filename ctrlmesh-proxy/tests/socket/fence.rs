@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::harness::client::{Answer, Client, get};
 use crate::harness::pki::Pki;
@@ -177,6 +178,42 @@ async fn a_refused_write_never_reaches_the_api_server() {
     assert_eq!(bed.written(), [format!("PUT {OWN}/w"), format!("PUT {OWN}/w")]);
     assert_eq!(bed.counted("writes_refused").await, refused);
     assert!(bed.proxy.log().contains("write refused"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_pass_only_while_the_manager_confirms_them() {
+    let mut policy = owning(7, &[31]);
+    policy["fence"]["lapses"] = json!(true);
+    let bed = Bed::new(policy, &[]).await;
+    let own = format!("{OWN}/w");
+    for version in BOTH {
+        let mut client = bed.client(version).await;
+        for target in [own.clone(), format!("{OTHER}/w")] {
+            let answer = client.ask(request("PUT", &target)).await;
+            let status: Value = serde_json::from_slice(&answer.body).unwrap();
+            assert_eq!(
+                (answer.status, &status["reason"], &status["details"]["retryAfterSeconds"]),
+                (StatusCode::SERVICE_UNAVAILABLE, &json!("ServiceUnavailable"), &json!(1)),
+                "{target}"
+            );
+            assert_eq!(answer.headers["retry-after"], "1");
+            assert!(status["message"].as_str().unwrap().contains("not confirmed"), "{status}");
+        }
+        // What is read, what no fence is for, and the lock.
+        let lock = "/apis/coordination.k8s.io/v1/namespaces/other/leases/lead";
+        for other in [request("GET", OWN), request("PUT", "/api/v1/namespaces/own/secrets/s"), request("DELETE", lock)]
+        {
+            assert_eq!(client.ask(other).await.status, StatusCode::OK);
+        }
+    }
+    assert!(bed.written().iter().all(|write| write.contains("secrets") || write.contains("leases")));
+    assert_eq!(bed.counted("writes_unconfirmed").await, 4.0);
+    bed.manager.confirms.store(true, Ordering::Relaxed);
+    let client = tokio::sync::Mutex::new(bed.client(Version::HTTP_2).await);
+    let passes = || async { client.lock().await.ask(request("PUT", &own)).await.status == StatusCode::OK };
+    until("writes to pass", passes).await;
+    let answer = client.lock().await.ask(request("PUT", &format!("{OTHER}/w"))).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN, "confirmed, and another's");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,8 @@
 use std::sync::LazyLock;
 
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::api::FenceMode;
+use ctrlmesh_common::policy::fence::LAPSED_AFTER;
+use ctrlmesh_common::policy::{Fence, Policy};
 
 use super::*;
 use crate::cluster::cache::Snapshot;
@@ -29,7 +31,28 @@ fn plan() -> Plan {
 fn gathered(times: &mut Times, plan: &Plan, receipt: InForce, now: Instant) -> (Evidences, Option<Instant>) {
     let receipts = [("ops/op-0".parse().unwrap(), receipt)].into();
     let server = |root: &str, _: &str| if root == "ops/op" { Server::Enforces(7) } else { Server::None };
-    times.gather(plan, &receipts, server, WITHIN, now)
+    times.gather(plan, &receipts, server, WITHIN, None, now)
+}
+
+/// The same plan where only the proxies fence. `op-0` has a policy with this fence, from version 3 of the root.
+fn plan_by_proxies(fence: Fence, generation: i64) -> Plan {
+    let mut plan = plan();
+    let snapshot = Arc::make_mut(&mut plan.snapshot);
+    let meta = &mut snapshot.configs[0].metadata;
+    (meta.resource_version, meta.generation) = (Some("3".to_owned()), Some(generation));
+    snapshot.configs[0].spec.root.as_mut().unwrap().fence = Some(FenceMode::Proxy);
+    let policy = Policy { epoch: 6, fence: Some(fence), ..Policy::nothing() };
+    let sent = CompiledPolicy::new(Some("r-1-normal".to_owned()), Some("ops/op".to_owned()), 3, policy);
+    plan.compiled.policies.insert("ops/op-0".parse().unwrap(), Arc::new(sent));
+    plan
+}
+
+fn digest(plan: &Plan) -> u64 {
+    plan.sendable().values().next().unwrap().digest()
+}
+
+fn said(digest: u64) -> BTreeMap<PodName, InForce> {
+    [("ops/op-0".parse().unwrap(), InForce { uid: "there".to_owned(), digest })].into()
 }
 
 #[test]
@@ -112,6 +135,7 @@ async fn only_the_leader_plans_with_what_is_proved() {
         server: |(), _, _| Server::Enforces(7),
         acknowledge_within: WITHIN,
         leadership,
+        confirmations: Arc::default(),
     };
     let (proved, mut evidence) = watch::channel(Arc::default());
     Drain::default().spawn(follower.run(proved));
@@ -121,4 +145,58 @@ async fn only_the_leader_plans_with_what_is_proved() {
         assert!(matches!(changed, Ok(Ok(()))), "leads: {leads}");
         assert_eq!(evidence.borrow_and_update().contains_key("ops/op"), leads);
     }
+}
+
+#[test]
+fn a_silent_pod_lapses_where_its_policy_was_in_force() {
+    let lapsing = Fence { lapses: true, ..Fence::default() };
+    let plan = plan_by_proxies(lapsing.clone(), 1);
+    let open = Policy { fail_open: true, fence: Some(lapsing), ..Policy::nothing() };
+    let mut fail_open = plan.clone();
+    let open = CompiledPolicy::new(None, Some("ops/op".to_owned()), 3, open);
+    fail_open.compiled.policies.insert("ops/op-0".parse().unwrap(), Arc::new(open));
+    for (plan, in_force, leads, lapses) in [
+        (&plan, digest(&plan), true, true),
+        (&plan, digest(&plan) ^ 1, true, false),
+        (&plan, digest(&plan), false, false),
+        (&plan_by_proxies(Fence::default(), 1), digest(&plan_by_proxies(Fence::default(), 1)), true, false),
+        (&fail_open, digest(&fail_open), true, false),
+    ] {
+        let (mut times, confirmations) = (Times::default(), Confirmations::default());
+        times.lapsing.update(plan, || said(in_force));
+        let mut gathered = |since: Duration, now: Duration| {
+            let leader = leads.then_some(Leader { since: *START + since, confirmations: &confirmations });
+            let (found, due) = times.gather(plan, &BTreeMap::new(), |_, _| Server::None, WITHIN, leader, *START + now);
+            let found = found["ops/op"].clone();
+            (found.evidence.pods["there"].lapsed, found.lapses_at.get("there").copied(), due.map(|due| due - *START))
+        };
+        let first = gathered(Duration::ZERO, Duration::ZERO);
+        let due = if lapses { LAPSED_AFTER.min(GONE_AFTER) } else { GONE_AFTER };
+        assert_eq!((first.0, first.1.is_some(), first.2), (false, lapses, Some(due)));
+        assert_eq!(gathered(Duration::ZERO, GONE_AFTER).1, first.1, "the same moment");
+        // Another term of this replica.
+        let again = (GONE_AFTER, GONE_AFTER + LAPSED_AFTER);
+        assert!(!gathered(again.0, LAPSED_AFTER).0);
+        assert_eq!(gathered(again.0, again.1).0, lapses);
+        assert_eq!(confirmations.confirm("there", 2, *START), !lapses);
+    }
+}
+
+#[test]
+fn what_lapses_is_known_until_another_policy_may_be_in_force() {
+    let plan = |generation| plan_by_proxies(Fence { lapses: true, ..Fence::default() }, generation);
+    let mut pods = LapsingPods::default();
+    let has = |pods: &mut LapsingPods, plan: &Plan, digest| {
+        pods.update(plan, || said(digest));
+        pods.has("there")
+    };
+    let first = plan(1);
+    assert!(!has(&mut pods, &first, 0));
+    assert!(has(&mut pods, &first, digest(&first)));
+    assert!(has(&mut pods, &plan(2), 0), "a later one lapses, too");
+    let lasting = plan_by_proxies(Fence::default(), 3);
+    assert!(!has(&mut pods, &lasting, digest(&lasting)));
+    assert!(!has(&mut pods, &plan(4), digest(&lasting)), "the other one may be in force");
+    assert!(has(&mut pods, &plan(4), digest(&plan(4))));
+    assert!(!has(&mut pods, &plan(6), 0), "what the root said between is not known");
 }

@@ -1,4 +1,4 @@
-//! Asks the leader which shard a new pod belongs to.
+//! Asks the leader which shard a new pod belongs to, and to confirm policies.
 //!
 //! Replicas of a Deployment that are created together are admitted by several managers. Only one of them can give each
 //! pod another shard. The leader's answer only saves pods from being moved later. Without an answer, each replica
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::wire::{self, ShardReply, ShardRequest};
+use ctrlmesh_common::wire::{self, RenewRequest, Renewed, ShardReply, ShardRequest};
 use ctrlmesh_runtime::grpc::Connection;
 use ctrlmesh_runtime::sync::lock;
 use tokio::time::{self, Instant};
@@ -20,6 +20,9 @@ use crate::rules::pod::Member;
 
 /// The API server waits meanwhile, and so does the creator of the pod.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// For the confirmation of policies: proxies ask again soon.
+const RENEW_WITHIN: Duration = Duration::from_secs(3);
 
 /// After a timeout, how long the leader is not asked about this namespace. Its pods wait for one another.
 const BACKOFF: Duration = Duration::from_secs(5);
@@ -70,6 +73,18 @@ impl LeaderClient {
                 None
             }
         }
+    }
+
+    /// Has the leader confirm the policies of this replica's proxies.
+    ///
+    /// # Errors
+    /// Where the leader is not connected, is late, or refuses.
+    pub(super) async fn renew(&self, asked: RenewRequest) -> Result<Renewed, Status> {
+        let reached = lock(&self.0).clone().ok_or_else(|| Status::unavailable("no leader is connected"))?;
+        let mut connection = reached.connection.clone();
+        let renewing = connection.unary(wire::RENEW, asked);
+        let late = |_elapsed| Status::unavailable("the leader does not answer");
+        time::timeout(RENEW_WITHIN, Box::pin(renewing)).await.map_err(late)?
     }
 
     pub(super) fn reached(&self, connection: &Connection) -> ConnectionGuard {

@@ -13,7 +13,7 @@ use ctrlmesh_common::slots::SlotSet;
 use super::owning::{self, Workload};
 use super::placement::Placement;
 use super::{World, record};
-use crate::rules::evidence;
+use crate::rules::evidence::{self, RootEvidence};
 use crate::rules::fenced::{is_handing_back, is_server_fenced};
 use crate::rules::label_coverage;
 use crate::rules::object_name::{full_name, namespace};
@@ -84,14 +84,22 @@ pub(super) fn next(
     let waiting = if !is_labelled && (is_held_up || step.table.revoked.is_some()) {
         vec!["not every object of its kinds is labelled yet: see condition Labelled".to_owned()]
     } else {
-        awaited(workload, &step, &desired, shards)
+        let gathered = world.evidence.get(&full_name(&root.metadata)).filter(|_| evidence.server == Server::None);
+        awaited(workload, &step, &desired, shards, gathered)
     };
     Some(Handover { step, waiting })
 }
 
-fn awaited(workload: Workload<'_>, step: &Step, desired: &Desired, shards: &[Shard]) -> Vec<String> {
+/// `gathered` is what is known of the pods where only proxies fence.
+fn awaited(
+    workload: Workload<'_>,
+    step: &Step,
+    desired: &Desired,
+    shards: &[Shard],
+    gathered: Option<&RootEvidence>,
+) -> Vec<String> {
     let pods = workload.enrolled.iter().chain(workload.unenrolled);
-    let proofs = proofs(step, &pods.map(|pod| (pod.uid.as_str(), pod.name.name.as_str())).collect());
+    let proofs = proofs(step, &pods.map(|pod| (pod.uid.as_str(), pod.name.name.as_str())).collect(), gathered);
     if !proofs.is_empty() || workload.is_leaving {
         return proofs;
     }
@@ -99,14 +107,15 @@ fn awaited(workload: Workload<'_>, step: &Step, desired: &Desired, shards: &[Sha
 }
 
 /// What the protocol waits for. `pods` are names by UID.
-fn proofs(step: &Step, pods: &BTreeMap<&str, &str>) -> Vec<String> {
+fn proofs(step: &Step, pods: &BTreeMap<&str, &str>, gathered: Option<&RootEvidence>) -> Vec<String> {
     let name = |uid: &str| pods.get(uid).map_or_else(|| format!("with UID {uid}"), |name| (*name).to_owned());
     let mut messages: Vec<String> = Vec::new();
     for waiting in step.waiting.iter().take(LISTED) {
         messages.push(match waiting {
             Waiting::Server { epoch } => format!("the API server does not enforce epoch {epoch} yet"),
             Waiting::Pod { uid, owner, epoch } => {
-                format!("the proxy of pod {} of {owner} has not acknowledged epoch {epoch}", name(uid))
+                let otherwise = gathered.map(|gathered| otherwise(gathered, uid)).unwrap_or_default();
+                format!("the proxy of pod {} of {owner} has not acknowledged epoch {epoch}{otherwise}", name(uid))
             }
             Waiting::PodEnd { uid, owner } => format!("pod {} of {owner} has not ended", name(uid)),
             Waiting::Epoch => "no epoch is left: status.ownership was written by hand; remove it".to_owned(),
@@ -120,6 +129,14 @@ fn proofs(step: &Step, pods: &BTreeMap<&str, &str>) -> Vec<String> {
         messages.push(format!("what moves is taken away in epoch {}", revoked.epoch));
     }
     messages
+}
+
+/// What ends the wait for a proxy that stays silent.
+fn otherwise(gathered: &RootEvidence, uid: &str) -> String {
+    match gathered.lapses_at.get(uid) {
+        Some(at) => format!("; if it stays silent, its policy lapses at {at}"),
+        None => "; if it stays silent, the pod has to end: its policy is not known to lapse".to_owned(),
+    }
 }
 
 fn no_ready_pod(shard: &str, shards: &[Shard], step: &Step) -> String {

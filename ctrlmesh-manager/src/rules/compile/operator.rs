@@ -15,7 +15,7 @@ use super::handover::{self, Handover};
 use super::placement::Placement;
 use super::policy;
 use super::{CompiledPolicy, Drafts, Trouble, World};
-use crate::rules::fenced::{is_fenced, is_handing_back};
+use crate::rules::fenced::{is_fenced, is_handing_back, lapses};
 use crate::rules::object_name::{full_name, name, namespace};
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, DivideError, Shard};
@@ -272,7 +272,7 @@ impl Operator<'_> {
         let everything = divided.iter().any(|one| one.relate_resources.is_empty());
         let resources = divided.iter().filter(|_| !everything).flat_map(|one| &one.relate_resources);
         let fence = Fence::of(self.table()?, "", *hash, resources.map(ResourceMatch::from).collect());
-        Some(Fence { operator: self.full_name(), ..fence })
+        Some(Fence { operator: self.full_name(), lapses: lapses(self.config), ..fence })
     }
 
     /// Of a root that is fenced.

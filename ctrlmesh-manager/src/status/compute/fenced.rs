@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::{Finding, finding};
 use crate::ownership::fence_state::{FenceState, States, Unfenced};
-
-pub(super) const FENCED: &str = "Fenced";
+pub(super) use crate::rules::fenced::FENCED;
+use crate::rules::fenced::UNSUPPORTED;
 
 /// None for what is no root.
 pub(super) fn of(config: &ShardingConfig, full_name: &str, before: &[Condition], states: &States) -> Option<Finding> {
@@ -39,7 +39,7 @@ fn by_server(state: &FenceState) -> Finding {
         FenceState::Open(Unfenced::Unsupported) => {
             let message = "the API server has no ValidatingAdmissionPolicy, which it has since Kubernetes 1.30: only \
                 the proxies refuse writes";
-            finding(false, "Unsupported", message)
+            finding(false, UNSUPPORTED, message)
         }
         FenceState::Open(Unfenced::NotWritten { why }) => finding(false, "NotWritten", why),
         FenceState::Open(Unfenced::NotProved { why }) => finding(false, "NotProved", why),

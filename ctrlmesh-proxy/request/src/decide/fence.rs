@@ -51,6 +51,13 @@ pub fn written(policy: &Policy, request: &RequestInfo<'_>) -> Option<Written> {
     }
 }
 
+/// Whether `request` may pass only while the manager confirms the policy: it writes what is fenced, and the policy
+/// lapses. Otherwise the caller refuses it, whoever owns the object by the policy.
+pub fn lapses(policy: &Policy, request: &RequestInfo<'_>) -> bool {
+    let Some(fence) = policy.fence().filter(|fence| fence.lapses && is_write(request)) else { return false };
+    access(fence, policy.lock.as_ref(), request) != Access::Unfenced
+}
+
 /// Refuses a write by its path. Returns the refusal for a request that may pass only where its body holds the lock.
 pub(super) fn check(policy: &Policy, request: &RequestInfo<'_>) -> Result<Option<Box<FencedWrite>>, Refusal> {
     let Some(fence) = policy.fence().filter(|_| is_write(request)) else { return Ok(None) };

@@ -6,6 +6,9 @@ use super::document::{Encoding, cbor_map, cbor_number, cbor_text, envelope, prot
 use super::lock::LockError;
 use crate::decide::Refusal;
 
+/// When to come again with a write that the manager has to allow first.
+const RETRY_AFTER_SECONDS: u32 = 1;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     pub code: u16,
@@ -93,15 +96,17 @@ fn accepted(accept: &str) -> Encoding {
 
 impl From<&Refusal> for Status {
     fn from(refusal: &Refusal) -> Self {
+        let retry_after = matches!(refusal, Refusal::Unconfirmed).then_some(RETRY_AFTER_SECONDS);
         let (code, reason) = match refusal {
             Refusal::AmbiguousPath { .. } | Refusal::AmbiguousQuery | Refusal::LockAcrossNamespaces => {
                 (400, "BadRequest")
             }
             Refusal::Method => (405, "MethodNotAllowed"),
             Refusal::Expired { .. } | Refusal::UnknownContinue { .. } => (410, "Expired"),
+            Refusal::Unconfirmed => (503, "ServiceUnavailable"),
             Refusal::ReservedName { .. } | Refusal::LockCollection | Refusal::Fenced(_) => (403, "Forbidden"),
         };
-        Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after: None }
+        Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after }
     }
 }
 

@@ -21,4 +21,5 @@ mod partition;
 mod pods;
 mod process;
 mod random;
+mod silence;
 mod torture;

@@ -25,7 +25,8 @@ use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::push::identity::Reviewer;
 use ctrlmesh_manager::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
 use ctrlmesh_manager::push::service::{
-    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay, ReviewSchedule, SigningQuota,
+    Accounts, LatestConnections, LeaderClient, OldestConfirmed, PushMetrics, PushService, ReceiptRelay, ReviewSchedule,
+    SigningQuota,
 };
 use ctrlmesh_manager::push::staleness::StalenessCheck;
 use ctrlmesh_manager::readiness::Readiness;
@@ -158,6 +159,9 @@ impl Bed {
                 manager: format!("{}/manager", self.namespace),
             },
             leadership: self.leadership.clone(),
+            confirmations: Arc::default(),
+            oldest_confirmed: OldestConfirmed::default(),
+            leader: LeaderClient::default(),
             placement: self.placement.clone(),
             refusals: refusals.clone(),
             metrics: PushMetrics::register(&mut self.registry),

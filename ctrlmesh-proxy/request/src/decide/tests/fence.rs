@@ -201,3 +201,31 @@ fn a_policy_that_passes_everything_fences_nothing() {
         assert_eq!(written(&pass, &RequestInfo::parse(method, &target).unwrap()), Some(Written::Unfenced));
     }
 }
+
+#[test]
+fn what_lapses_is_every_write_to_a_fenced_kind() {
+    let mut lapsing = widgets();
+    lapsing.fence.as_mut().unwrap().lapses = true;
+    let asked =
+        |policy: &Policy, method: &str, target: &str| lapses(policy, &RequestInfo::parse(method, target).unwrap());
+    for namespace in ["own", "other", "moving", "nobodys"] {
+        let within = format!("/apis/example.com/v1/namespaces/{namespace}");
+        for (method, target) in writes(&within) {
+            assert!(asked(&lapsing, method, &target), "{method} {target}");
+            assert!(!asked(&widgets(), method, &target), "it does not lapse");
+            let passing = Policy { mode: Mode::Pass, ..lapsing.clone() };
+            assert!(!asked(&passing, method, &target), "nothing is enforced");
+        }
+        assert!(!asked(&lapsing, "GET", &format!("{within}/widgets/w")));
+        assert!(!asked(&lapsing, "GET", &format!("{within}/widgets?watch=1")));
+        assert!(!asked(&lapsing, "PUT", &format!("/api/v1/namespaces/{namespace}/secrets/s")));
+    }
+    for across in ["/apis/example.com/v1/widgets", "/apis/example.com/v1/widgets/own"] {
+        assert!(asked(&lapsing, "DELETE", across), "{across}");
+    }
+    let mut leases = fenced(&[("coordination.k8s.io", "leases")]);
+    leases.fence.as_mut().unwrap().lapses = true;
+    let leases_of = "/apis/coordination.k8s.io/v1/namespaces/ops/leases";
+    assert!(asked(&leases, "PUT", &format!("{leases_of}/else")));
+    assert!(!asked(&leases, "PUT", &format!("{leases_of}/op")), "the lock");
+}

@@ -50,7 +50,7 @@ impl Bed {
         manifests.read(&(self.root.clone() + &self.status)).unwrap();
         let revoked_epoch = self.table.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
         let revoked_epoch = self.about.unwrap_or(revoked_epoch);
-        let proved = RootEvidence { uid: String::new(), revoked_epoch, evidence: self.evidence.clone() };
+        let proved = RootEvidence { revoked_epoch, evidence: self.evidence.clone(), ..RootEvidence::default() };
         let world = World {
             configs: &manifests.configs,
             members: &self.enrolled,

@@ -1,0 +1,115 @@
+//! Knows of which pods the proxy has a policy in force that lapses.
+//!
+//! A proxy that has such a policy and is sent others later has one of those in force, or still the first. So all that
+//! may have been sent since must lapse, too. What a proxy never said it has in force is not known to lapse. Nor does
+//! anything end the writes of a pod whose connections pass where no proxy takes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use ctrlmesh_common::ownership::Ownership;
+
+use super::{InForce, Leader, Revocation};
+use crate::cluster::plan::Plan;
+use crate::rules::evidence;
+use crate::rules::object_name::full_name;
+use crate::rules::pod::PodName;
+
+/// How many policies of each pod are remembered.
+const REMEMBERED: usize = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct LapsingPods {
+    by_uid: BTreeMap<String, Lapsing>,
+    /// Of ShardingConfigs, by `NAMESPACE/NAME`.
+    generations: BTreeMap<String, (Option<String>, i64)>,
+}
+
+/// A pod whose policies lapse, as far as is known.
+#[derive(Debug)]
+struct Lapsing {
+    operator: String,
+    /// Oldest first.
+    digests: Vec<u64>,
+    /// Whether one of them was in force.
+    was_in_force: bool,
+}
+
+impl LapsingPods {
+    /// Takes what pods may be sent now, and what their proxies said. Returns whether any policy lapses.
+    pub(super) fn update(&mut self, plan: &Plan, receipts: impl FnOnce() -> BTreeMap<PodName, InForce>) -> bool {
+        let missed = self.missed_changes(plan);
+        let members: BTreeSet<&str> = plan.snapshot.members.iter().map(|pod| pod.uid.as_str()).collect();
+        self.by_uid.retain(|uid, pod| members.contains(uid.as_str()) && !missed.contains(&pod.operator));
+        for pod in &plan.snapshot.members {
+            // A pod without a policy keeps the one that it has.
+            let Some(policy) = plan.sendable().get(&pod.name) else { continue };
+            let lapses = !policy.policy.fail_open && policy.policy.fence().is_some_and(|fence| fence.lapses);
+            let Some(operator) = policy.operator.as_ref().filter(|_| lapses) else {
+                self.by_uid.remove(&pod.uid);
+                continue;
+            };
+            let of_pod = self.by_uid.entry(pod.uid.clone());
+            let of_pod = of_pod.or_insert_with(|| Lapsing::new(operator.clone()));
+            if of_pod.operator != *operator {
+                *of_pod = Lapsing::new(operator.clone());
+            }
+            of_pod.sent(policy.digest());
+        }
+        let any = !self.by_uid.is_empty();
+        if self.by_uid.values().any(|pod| !pod.was_in_force) {
+            for receipt in receipts().values() {
+                if let Some(pod) = self.by_uid.get_mut(&receipt.uid) {
+                    pod.was_in_force |= pod.digests.contains(&receipt.digest);
+                }
+            }
+        }
+        any
+    }
+
+    /// Whether whatever the pod's proxy has in force lapses.
+    pub(super) fn has(&self, uid: &str) -> bool {
+        self.by_uid.get(uid).is_some_and(|pod| pod.was_in_force)
+    }
+
+    /// By UID, when the pods of `table` lapse unless they are confirmed, of those that do.
+    pub(super) fn times(
+        &self,
+        table: &Ownership,
+        Revocation { since, version, .. }: Revocation,
+        leader: Leader<'_>,
+        now: Instant,
+    ) -> BTreeMap<String, Instant> {
+        let since = since.max(leader.since);
+        let lapsing = evidence::uids(table).filter(|uid| self.has(uid) && version > 0);
+        lapsing.map(|uid| (uid.clone(), leader.confirmations.lapse(uid, version, since, now))).collect()
+    }
+
+    /// ShardingConfigs that changed twice since the last time: what followed from the first change was not seen.
+    fn missed_changes(&mut self, plan: &Plan) -> BTreeSet<String> {
+        let configs = plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some());
+        let now = configs.map(|root| {
+            let meta = &root.metadata;
+            (full_name(meta), (meta.uid.clone(), meta.generation.unwrap_or_default()))
+        });
+        let before = std::mem::replace(&mut self.generations, now.collect());
+        let is_next = |(name, (uid, generation)): (&String, &(Option<String>, i64))| {
+            let seen = self.generations.get(name);
+            seen.is_some_and(|(one, now)| one == uid && *now <= generation + 1)
+        };
+        before.iter().filter(|root| !is_next(*root)).map(|(name, _)| name.clone()).collect()
+    }
+}
+
+impl Lapsing {
+    fn new(operator: String) -> Self {
+        Self { operator, digests: Vec::new(), was_in_force: false }
+    }
+
+    fn sent(&mut self, digest: u64) {
+        if self.digests.last() != Some(&digest) {
+            self.digests.push(digest);
+            self.digests.drain(..self.digests.len().saturating_sub(REMEMBERED));
+        }
+    }
+}
