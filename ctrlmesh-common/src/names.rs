@@ -41,10 +41,10 @@ pub mod label {
     pub const DISABLE_FAKE_KUBECONFIG_ARG: &str = "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-arg";
     /// On pods: `"true"` leaves the variable `KUBECONFIG` alone where a kubeconfig is given to them.
     pub const DISABLE_FAKE_KUBECONFIG_ENV: &str = "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-env";
-    /// On a `CircuitBreaker`: `"true"` switches it off. Nothing reads it while no proxy enforces that kind; it is the
-    /// predecessors', so it may mean nothing else.
+    /// On a `CircuitBreaker`: `"true"` switches it off.
     pub const DISABLE_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/disable";
-    /// On a `FaultInjection`: `"true"` switches it off. Nothing reads it either, for the same reason.
+    /// On a `FaultInjection`: `"true"` switches it off. Nothing reads it while no proxy enforces that kind; it is the
+    /// predecessors', so it may mean nothing else.
     pub const DISABLE_FAULT_INJECTION: &str = "faultinjection.ctrlmesh.kusionstack.io/disable";
     /// On a `ClusterRole`: `"true"` gives its rights to the manager, which labels the kinds that they name.
     pub const AGGREGATE_TO_LABELS: &str = "ctrlmesh.kusionstack.io/aggregate-to-labels";
@@ -54,7 +54,7 @@ pub mod label {
     pub const STATEFULSET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 }
 
-/// Keys of annotations: on pods, and the last two on roots.
+/// Keys of annotations: on pods, the last three on roots and `CircuitBreakers`.
 pub mod annotation {
     /// How connections reach the proxy: `ebpf`, `env` or `kubeconfig`.
     pub const INTERCEPTION: &str = "ctrlmesh.kusionstack.io/interception";
@@ -75,6 +75,9 @@ pub mod annotation {
     pub const SKIP_HANDBACK: &str = "ctrlmesh.kusionstack.io/skip-handback";
     /// On a root, in a dry run: the fence in the API server refuses it, and says what it enforces. Never stored.
     pub const FENCE_PROBE: &str = "ctrlmesh.kusionstack.io/fence-probe";
+    /// On a `CircuitBreaker`: the name of a rule whose breaker closes and whose bucket is filled. A space and any text
+    /// may follow the name. Each new value resets the rule once.
+    pub const RESET_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/reset";
 }
 
 /// `ConfigMaps` that hold a CA, one of each in every namespace with enrolled pods, and their keys.

@@ -13,8 +13,11 @@ use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
 pub mod fence;
+pub mod guard;
 
 pub use fence::Fence;
+pub use guard::Guard;
+use guard::GuardError;
 
 /// The resources that leader election can lock on, by API group.
 pub const LOCK_RESOURCES: [(&str, &str); 3] =
@@ -31,7 +34,7 @@ pub struct Policy {
     /// Grows with every change of a policy of the operator. Epochs of two operators do not compare; 0 if nobody counts.
     #[serde(default)]
     pub epoch: u64,
-    /// Whether limits, lock and fence are applied at all.
+    /// Whether limits, lock, fence and guards are applied at all.
     #[serde(default)]
     pub mode: Mode,
     /// Which resources the pod sees only in part. All limits that cover a resource hold at once.
@@ -43,6 +46,9 @@ pub struct Policy {
     /// Which objects of the limited kinds the pod may write. Absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    /// How often the pod may ask for something. A request that several of them match must pass them all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guards: Vec<Guard>,
     /// Whether the pod's containers are ended before a policy comes into force that takes objects away. Only the node's
     /// proxy can do that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -104,7 +110,7 @@ pub enum Redirect {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
-    /// Limits, lock and fence hold.
+    /// Limits, lock, fence and guards hold.
     #[default]
     Enforce,
     /// Every request passes as it is.
@@ -170,6 +176,14 @@ pub enum PolicyError {
         /// How many bytes.
         bytes: usize,
     },
+    /// A guard that cannot be applied.
+    #[error("guards[{at}]")]
+    Guard {
+        /// Which guard.
+        at: usize,
+        /// What is wrong with it.
+        source: GuardError,
+    },
     /// A part of the lock is empty or holds what no name may hold.
     #[error(
         "lock.{field}: {value:?} is no name: allowed are 1 to 253 of a-z 0-9 - . with an alphanumeric at both ends"
@@ -198,7 +212,8 @@ impl Policy {
 
     /// Whether no request is changed or refused.
     pub fn passes_everything(&self) -> bool {
-        self.mode == Mode::Pass || self.limits.is_empty() && self.lock.is_none() && self.fence.is_none()
+        let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none() && self.guards.is_empty();
+        self.mode == Mode::Pass || is_empty
     }
 
     /// The selectors of all limits that cover `resource` of the API group `group`, joined; `None` if none does.
@@ -219,8 +234,13 @@ impl Policy {
         self.fence.as_ref().filter(|_| self.mode == Mode::Enforce)
     }
 
-    /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at` and the fence do
-    /// not count; the fence limits writes only.
+    /// The guards, where they hold.
+    pub fn guards(&self) -> &[Guard] {
+        if self.mode == Mode::Enforce { &self.guards } else { &[] }
+    }
+
+    /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at`, the fence and
+    /// the guards do not count: they do not change what an answer holds.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.mode == other.mode
             && self.lock == other.lock
@@ -247,6 +267,7 @@ impl Policy {
             resources.check().map_err(|source| PolicyError::FencedResources { at, source })?;
         }
         self.check_length()?;
+        self.check_guards()?;
         self.lock.as_ref().map_or(Ok(()), Lock::check)
     }
 
@@ -262,6 +283,16 @@ impl Policy {
             if bytes > MAX_SELECTOR_BYTES {
                 return Err(PolicyError::SelectorTooLong { limit, bytes });
             }
+        }
+        Ok(())
+    }
+
+    fn check_guards(&self) -> Result<(), PolicyError> {
+        for (at, guard) in self.guards.iter().enumerate() {
+            let is_repeated = self.guards[..at].iter().any(|other| other.is_rule(&guard.breaker, &guard.rule));
+            let (breaker, rule) = (guard.breaker.clone(), guard.rule.clone());
+            let repeated = if is_repeated { Err(GuardError::Repeated { breaker, rule }) } else { Ok(()) };
+            guard.check().and(repeated).map_err(|source| PolicyError::Guard { at, source })?;
         }
         Ok(())
     }

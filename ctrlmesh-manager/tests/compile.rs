@@ -30,6 +30,7 @@ fn compiled(case: &Path) -> Result<Compiled> {
     let labelling = Labelling::default();
     let world = World {
         configs: &manifests.configs,
+        breakers: &manifests.breakers,
         members: &members,
         namespaces: &manifests.namespaces,
         first_ordinals: &manifests.first_ordinals,

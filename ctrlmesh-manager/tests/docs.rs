@@ -1,4 +1,4 @@
-//! The docs list every metric of the manager, and the ShardingConfigs in them are valid.
+//! The docs list every metric of the manager, and the ShardingConfigs and CircuitBreakers in them are valid.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,6 +10,7 @@ use regex::Regex;
 use serde_json::Value;
 
 const METRICS: &str = include_str!("../../docs/reference/metrics.md");
+const GUARDS: &str = include_str!("../../docs/guards.md");
 const SHARDING_CONFIG: &str = include_str!("../../docs/sharding-config.md");
 
 /// What stands in backquotes; examples are fenced, and do not count.
@@ -47,22 +48,32 @@ fn the_docs_list_every_metric() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_shards_in_the_docs_are_valid() -> Result<()> {
-    let blocks = SHARDING_CONFIG.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
-    let shown: Vec<&str> = blocks.filter(|block| block.contains("kind: ShardingConfig")).collect();
-    ensure!(shown.len() > 1, "{shown:?}");
-    // Beside each other, as a reader may apply them.
-    let files = shown.iter().map(|block| {
+/// Checks the examples of a page beside each other, as a reader may apply them, and returns how many there are.
+fn check_examples(page: &str, kind: &str) -> Result<usize> {
+    let blocks = page.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let shown = blocks.filter(|block| block.contains(&format!("kind: {kind}")));
+    let files = shown.map(|block| {
         let documents: Vec<Value> = serde_saphyr::from_multiple(block)?;
-        Ok(("sharding-config.md".to_owned(), documents))
+        Ok(("page".to_owned(), documents))
     });
     let verdicts = validate::manifests(&files.collect::<Result<Vec<_>>>()?);
-    ensure!(verdicts.len() > 2, "{verdicts:?}");
+    let count = verdicts.len();
     for verdict in verdicts {
         let report = verdict.report.with_context(|| format!("{} passed over", verdict.name))?;
         ensure!(report.errors.is_empty(), "{}: {:?}", verdict.name, report.errors);
         ensure!(report.warnings.is_empty(), "{}: {:?}", verdict.name, report.warnings);
     }
+    Ok(count)
+}
+
+#[test]
+fn the_shards_in_the_docs_are_valid() -> Result<()> {
+    ensure!(check_examples(SHARDING_CONFIG, "ShardingConfig")? > 2);
+    Ok(())
+}
+
+#[test]
+fn the_circuit_breaker_in_the_docs_is_valid() -> Result<()> {
+    ensure!(check_examples(GUARDS, "CircuitBreaker")? == 1);
     Ok(())
 }

@@ -21,6 +21,7 @@ use tracing::{debug, warn};
 
 use self::life::{Leave, Process, RunningParts};
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
+use crate::guard::{GuardFile, PodGuards};
 use crate::manager_client::Endpoint;
 use crate::manager_client::certificate::SignedCertificate;
 use crate::net::accept::{Acceptor, Origin, PodLimits};
@@ -127,7 +128,10 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     };
     let source = process.certificate(&[name], manager).await?;
     let history = history(&args);
-    let served = ServedPod { validity, ..ServedPod::new(policy, history, None) };
+    let state = args.manager.state_dir.as_deref();
+    let guards = state.map(|state| GuardFile::of(state, args.policy.pod.as_ref(), ""));
+    let guards = PodGuards::new(policy.clone(), metrics, guards);
+    let served = ServedPod { validity, ..ServedPod::new(policy, history, guards, None) };
     served.settle(args.common.write_drain_timeout, publish, drain);
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;

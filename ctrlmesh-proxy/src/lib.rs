@@ -7,6 +7,7 @@ pub mod metrics;
 pub mod net;
 pub mod manager_client;
 pub mod policy;
+pub mod guard;
 pub mod upstream;
 pub mod session;
 mod watch;

@@ -4,6 +4,7 @@
 
 mod added;
 mod channel;
+mod guards;
 mod reasons;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::metrics::added::AddedTime;
 pub use crate::metrics::channel::ManagerMetrics;
+pub use crate::metrics::guards::{GuardMetrics, RuleMetrics};
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
 
@@ -42,6 +44,7 @@ pub struct Metrics {
     open: Gauges,
     epochs: Family<PodLabels, Gauge>,
     pub manager: ManagerMetrics,
+    pub guards: GuardMetrics,
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
@@ -110,6 +113,7 @@ impl Metrics {
             added: added(to),
             epochs: epochs(to),
             manager: ManagerMetrics::register(to),
+            guards: GuardMetrics::register(to),
             registry: Arc::default(),
         };
         Arc::new(Self { registry: Arc::new(registry), ..metrics })
@@ -310,6 +314,7 @@ mod tests {
     fn the_docs_list_every_metric() {
         let metrics = Metrics::new();
         metrics.epoch("ops/operator-0", 1);
+        let _rule = metrics.guards.rule("ops/wild/creates".to_owned());
         let docs = include_str!("../../docs/reference/metrics.md");
         let page = metrics.render().unwrap();
         let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ctrlmesh_proxy_"));

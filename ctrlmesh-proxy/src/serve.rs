@@ -124,9 +124,9 @@ impl Server {
         let leaving = Rc::<Notify>::default();
         let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
         let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
-        let gone = served.gone.clone();
+        let (guards, gone) = (served.guards.clone(), served.gone.clone());
         let policy = PolicyView::new(served);
-        let session = Rc::new(Session { server: self, upstream, policy, gone, leaving, resources });
+        let session = Rc::new(Session { server: self, upstream, policy, guards, gone, leaving, resources });
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))
         } else {

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
+use crate::guard::PodGuards;
 use crate::metrics::{Metrics, Open};
 use crate::net::accept::{ConnectionGuard, PodSlot};
 use crate::net::body::UnreadBytes;
@@ -61,6 +62,7 @@ pub struct ServedPod {
     pub writes: Arc<Writes>,
     /// Until when writes pass, where the policy lapses.
     pub validity: Validity,
+    pub guards: Arc<PodGuards>,
     /// Cancelled once the pod is served no more; its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -71,6 +73,7 @@ pub(crate) struct Session {
     pub(crate) server: Rc<Server>,
     pub(crate) upstream: Upstream,
     pub(crate) policy: PolicyView,
+    pub(crate) guards: Arc<PodGuards>,
     pub(crate) gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     pub(crate) leaving: Rc<Notify>,
@@ -90,13 +93,20 @@ pub(crate) struct ConnectionResources {
 }
 
 impl ServedPod {
-    pub fn new(policy: Current, history: Arc<History>, gone: Option<CancellationToken>) -> Self {
-        Self { policy, history, writes: Arc::default(), validity: Validity::default(), gone }
+    pub fn new(
+        policy: Current,
+        history: Arc<History>,
+        guards: Arc<PodGuards>,
+        gone: Option<CancellationToken>,
+    ) -> Self {
+        Self { policy, history, writes: Arc::default(), validity: Validity::default(), guards, gone }
     }
 
-    /// Settles each policy, as long as the pod is served. Writes that a new policy forbids have `timeout` to end.
+    /// Settles each policy and follows its guards, as long as the pod is served. Writes that a new policy forbids have
+    /// `timeout` to end.
     pub fn settle(&self, timeout: Duration, publish: Publish, drain: &Drain) {
-        let Self { policy, history, writes, gone, .. } = self.clone();
+        let Self { policy, history, writes, guards, gone, .. } = self.clone();
+        drain.spawn(guards.follow(drain.clone(), gone.clone()));
         let under_way = UnderWay { policy, writes, history };
         drain.spawn(under_way.settle(timeout, publish, drain.clone(), gone));
     }

@@ -41,6 +41,7 @@ impl Compile {
         let members: Vec<Member> = manifests.pods.iter().map(Member::from).collect();
         let world = World {
             configs: &manifests.configs,
+            breakers: &manifests.breakers,
             members: &members,
             namespaces: &manifests.namespaces,
             first_ordinals: &manifests.first_ordinals,

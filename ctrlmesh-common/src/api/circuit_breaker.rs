@@ -38,7 +38,7 @@ pub struct CircuitBreakerSpec {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub rate_limitings: Vec<RateLimiting>,
     /// Rules on what may be talked to; all must let a request pass. Absent or empty: no rule. At most 64, with distinct
-    /// names.
+    /// names. Nothing enforces them yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub traffic_intercept_rules: Vec<TrafficInterceptRule>,
@@ -75,7 +75,7 @@ pub struct RateLimiting {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_rules: Vec<ResourceRule>,
     /// The requests to other servers that are counted: those that any of the rules matches. Absent or empty: none. At
-    /// most 64.
+    /// most 64. Nothing enforces them yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub rest_rules: Vec<RestRule>,
@@ -128,7 +128,9 @@ pub enum TriggerPolicy {
 #[x_kube(validation = Rule::new("self.type != 'SleepingWindow' || has(self.sleepingWindowSize)")
     .message("sleepingWindowSize: is required with the type SleepingWindow"))]
 pub struct RecoverPolicy {
-    /// Manual: a user closes it, by changing the resource. `SleepingWindow`: it closes after `sleepingWindowSize`.
+    /// Manual: a user closes it, by the annotation `circuitbreaker.ctrlmesh.kusionstack.io/reset` with the limit's
+    /// name, or by changing the limit. `SleepingWindow`: after `sleepingWindowSize` one request passes as a probe, and
+    /// the breaker closes where the API server answers it.
     #[serde(rename = "type")]
     pub kind: RecoverType,
     /// For how long the breaker stays open: a duration such as 10m, greater than zero. Required with the type
@@ -146,7 +148,7 @@ pub struct RecoverPolicy {
 /// What closes an open breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RecoverType {
-    /// A user, by changing the resource.
+    /// A user, by an annotation or by changing the limit.
     Manual,
     /// Time.
     SleepingWindow,
@@ -159,13 +161,14 @@ pub struct ResourceRule {
     /// API groups; `""` is the core group, `"*"` is every group. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub api_groups: Vec<String>,
-    /// Resources, `resource/subresource` included; `"*"` is every resource and subresource. 1 to 64.
+    /// Resources, `resource/subresource` included; `"pods/*"` is every subresource of pods, `"*/status"` the status of
+    /// every resource, `"*"` every resource and subresource. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 127)), extend("x-kubernetes-list-type" = "atomic"))]
     pub resources: Vec<String>,
     /// API verbs such as create, update or delete; `"*"` is every verb. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub verbs: Vec<String>,
-    /// Namespaces; `"*"` is every namespace. 1 to 1024.
+    /// Namespaces; `"*"` is every namespace, and the only one to match requests without a namespace. 1 to 1024.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub namespaces: Vec<String>,
 }

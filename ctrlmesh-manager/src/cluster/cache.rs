@@ -3,19 +3,20 @@
 //! Of each object it keeps only what decisions need. Of pods, it keeps only the enrolled ones. When the API
 //! server is gone, the last state stays.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::api::{LabelsStatus, ManagerState, Root, ShardingConfig};
+use ctrlmesh_common::api::{CircuitBreaker, LabelsStatus, ManagerState, Root, ShardingConfig};
 use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
 use ctrlmesh_runtime::sync::lock;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, Event, watcher};
@@ -27,20 +28,20 @@ use tracing::warn;
 
 use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
-use crate::rules::compile::World;
-use crate::rules::evidence::Evidences;
 use crate::rules::label_scheme::{Scheme, SchemeError};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member, SetInfo};
 use crate::rules::shard::Labelling;
 use crate::telemetry;
 
+mod snapshot;
 mod store;
 mod namespace_info;
 mod stopped_pods;
 mod unenrolled;
 
 pub use namespace_info::NamespaceInfo;
+pub use snapshot::Snapshot;
 use stopped_pods::StoppedPods;
 use store::ObjectStore;
 
@@ -61,35 +62,11 @@ pub struct Cache {
     synced: watch::Sender<bool>,
 }
 
-/// The cached state at one moment.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Snapshot {
-    /// Sorted by namespace and name.
-    pub configs: Vec<ShardingConfig>,
-    /// Enrolled pods, sorted by namespace and name.
-    pub members: Vec<Member>,
-    pub namespaces: BTreeSet<String>,
-    /// By `NAMESPACE/NAME` of the StatefulSet.
-    pub first_ordinals: BTreeMap<String, u32>,
-    /// The service account in the template, by `NAMESPACE/NAME` of the StatefulSet.
-    pub set_accounts: BTreeMap<String, String>,
-    /// The same, by `NAMESPACE/NAME` of the Deployment.
-    pub deployment_accounts: BTreeMap<String, String>,
-    pub served: Arc<ServedResources>,
-    /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
-    pub listed: Option<String>,
-    pub scheme: Arc<Scheme>,
-    /// Pods that do not ask for a proxy, by namespace: of namespaces with a root that is fenced.
-    pub unenrolled: BTreeMap<String, Vec<Member>>,
-    /// UIDs of pods that were seen to end lately.
-    pub stopped: BTreeSet<String>,
-    /// What is proved about roots that are fenced.
-    pub evidence: Arc<Evidences>,
-}
-
 #[derive(Debug, Default)]
 struct State {
     configs: ObjectStore<ShardingConfig>,
+    /// Without what no policy depends on.
+    breakers: ObjectStore<CircuitBreaker>,
     members: ObjectStore<Member>,
     namespaces: ObjectStore<NamespaceInfo>,
     sets: ObjectStore<SetInfo>,
@@ -122,6 +99,8 @@ impl Cache {
                 (full_name(&config.metadata), config)
             },
         ));
+        let breakers = watcher(Api::<CircuitBreaker>::all(client.clone()), config.clone());
+        drain.spawn_until_started(this().follow(breakers, |state| &mut state.breakers, read_breaker));
         let pods = this().note_stopped(watcher(Api::<Pod>::all(client.clone()), enrolled));
         drain.spawn_until_started(this().follow(
             pods,
@@ -202,6 +181,7 @@ impl Cache {
         let state = lock(&self.state);
         Snapshot {
             configs: state.configs.current.values().cloned().collect(),
+            breakers: state.breakers.current.values().cloned().collect(),
             members: state.members.current.values().cloned().collect(),
             namespaces: state.namespaces.current.keys().cloned().collect(),
             first_ordinals: state.sets.current.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
@@ -358,40 +338,10 @@ impl Cache {
     }
 }
 
-impl Snapshot {
-    pub fn world(&self) -> World<'_> {
-        World {
-            configs: &self.configs,
-            members: &self.members,
-            namespaces: &self.namespaces,
-            first_ordinals: &self.first_ordinals,
-            labelling: &self.scheme.in_force,
-            unenrolled: &self.unenrolled,
-            evidence: &self.evidence,
-        }
-    }
-}
-
-#[cfg(test)]
-impl Snapshot {
-    /// Leaves the served resources unknown.
-    pub(crate) fn of_manifests(text: &str) -> Self {
-        let mut manifests = crate::rules::manifest::Manifests::default();
-        assert!(manifests.read(text).is_ok(), "{text}");
-        Self {
-            members: manifests.pods.iter().map(Member::from).collect(),
-            unenrolled: manifests.unenrolled(),
-            configs: manifests.configs,
-            namespaces: manifests.namespaces,
-            first_ordinals: manifests.first_ordinals,
-            ..Self::default()
-        }
-    }
-}
-
 impl State {
     fn synced(&self) -> bool {
         self.configs.synced
+            && self.breakers.synced
             && self.members.synced
             && self.namespaces.synced
             && self.sets.synced
@@ -399,6 +349,13 @@ impl State {
             && self.schemes.synced
             && unenrolled::are_known(self)
     }
+}
+
+/// A change of its status is no change.
+fn read_breaker(breaker: CircuitBreaker) -> (String, CircuitBreaker) {
+    let ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, .. } = breaker.metadata;
+    let metadata = ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, ..ObjectMeta::default() };
+    (full_name(&metadata), CircuitBreaker { metadata, spec: breaker.spec, status: None })
 }
 
 fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {

@@ -1,4 +1,4 @@
-//! Compiles ShardingConfigs and pods into one policy per pod.
+//! Compiles ShardingConfigs, CircuitBreakers and pods into one policy per pod.
 //!
 //! Pure, and independent of the order of its input. It also gives, per operator, what has to be written into
 //! the status. Shards are derived from their root, not read from the cluster: nothing waits for them to be
@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
@@ -33,15 +33,21 @@ mod handover;
 mod operator;
 mod record;
 mod clashes;
+mod guards;
 
+use guards::{Guarded, MAX_GUARDS_BYTES};
 pub use operator::{Operator, operators};
 pub use policy::CompiledPolicy;
 use policy::ShardPolicies;
+
+/// The largest policy without guards, in bytes of its JSON.
+const MAX_DRAFT_BYTES: usize = MAX_POLICY_BYTES - MAX_GUARDS_BYTES;
 
 /// The input of [`compile`].
 #[derive(Clone, Copy, Debug)]
 pub struct World<'a> {
     pub configs: &'a [ShardingConfig],
+    pub breakers: &'a [CircuitBreaker],
     /// Pods that are not enrolled are passed over.
     pub members: &'a [Member],
     pub namespaces: &'a BTreeSet<String>,
@@ -126,6 +132,7 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
         Some(ShardPolicies::new(operator.full_name(), operator.version(), drafts.collect(), operator.owners()))
     });
     let mut shard_policies: Vec<Option<ShardPolicies<'_>>> = shard_policies.collect();
+    let mut guarded = Guarded::new(world.breakers);
     for (pod, mut shards) in shards_of_pods(world.members, &operators) {
         let last = before.get(&pod.name);
         if shards.len() > 1 {
@@ -143,8 +150,10 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
                 last.cloned()
             }
         };
+        let policy = policy.map(|policy| guarded.guard(policy, pod));
         compiled.policies.extend(policy.map(|policy| (pod.name.clone(), policy)));
     }
+    troubles.extend(guarded.into_troubles());
     troubles.extend(world.members.iter().filter_map(bypassed));
     troubles.sort();
     troubles.dedup();
@@ -178,13 +187,15 @@ fn drafts(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option
     operators.iter().map(&mut of).collect()
 }
 
-/// The policies that may be sent now: nothing new of an operator whose status is not written yet.
+/// The policies that may be sent now: nothing new but guards of an operator whose status is not written yet.
 pub fn sendable(compiled: &Compiled, before: &PoliciesByPod) -> PoliciesByPod {
     let policies = compiled.policies.iter().filter_map(|(pod, policy)| {
         let record = policy.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
         let is_written = record.is_none_or(|record| record.written);
-        let policy = if is_written { Some(policy) } else { before.get(pod) };
-        policy.map(|policy| (pod.clone(), policy.clone()))
+        let guards = &policy.policy.guards;
+        let policy =
+            if is_written { Some(policy.clone()) } else { before.get(pod).map(|last| last.with_guards(guards)) };
+        policy.map(|policy| (pod.clone(), policy))
     });
     policies.collect()
 }
@@ -201,7 +212,7 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
 fn check_sizes(operator: &Operator<'_>, drafts: &Drafts) -> Result<(), Trouble> {
     let large = drafts.iter().find_map(|(shard, draft)| {
         let bytes = draft.json().len();
-        (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
+        (bytes > MAX_DRAFT_BYTES).then_some((shard, bytes))
     });
     let Some((shard, bytes)) = large else { return Ok(()) };
     let config = operator.full_name();
@@ -209,7 +220,7 @@ fn check_sizes(operator: &Operator<'_>, drafts: &Drafts) -> Result<(), Trouble> 
         object: format!("ShardingConfig {config}"),
         configs: vec![config],
         message: format!(
-            "the policy of shard {shard:?} would have {bytes} bytes, and at most {MAX_POLICY_BYTES} are allowed: list fewer namespaces, values or resources"
+            "the policy of shard {shard:?} would have {bytes} bytes, and at most {MAX_DRAFT_BYTES} are allowed: list fewer namespaces, values or resources"
         ),
     })
 }

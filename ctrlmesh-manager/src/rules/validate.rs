@@ -99,7 +99,6 @@ fn beside_others(config: &ShardingConfig, others: &[&ShardingConfig], pods: Opti
 pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
     let mut report = Report::default();
     breaker::check(&breaker.spec, &mut report);
-    report.warning("spec", NOT_ENFORCED);
     schema::of_spec("CircuitBreaker", &breaker.spec, &mut report);
     report
 }

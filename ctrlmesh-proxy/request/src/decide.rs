@@ -5,6 +5,7 @@
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
 
+use crate::guard::Refused;
 use crate::request::RequestInfo;
 
 mod ambiguous;
@@ -61,6 +62,9 @@ pub enum Refusal {
         "the manager has not confirmed this pod's policy for 15 s, so another pod may own the object by now: nothing is written until it does"
     )]
     Unconfirmed,
+    /// The pod asks too often.
+    #[error("{0}")]
+    Guarded(Box<Refused>),
 }
 
 impl Decision {

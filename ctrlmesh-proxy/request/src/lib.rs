@@ -1,10 +1,11 @@
-//! Reads a Kubernetes API request, decides what a policy makes of it, and rewrites it, without sockets, tasks or
-//! clocks.
+//! Reads a Kubernetes API request, limits how often it passes, decides what a policy makes of it, and rewrites it,
+//! without sockets, tasks or clocks.
 //!
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]
 
 pub mod request;
 pub mod classify;
+pub mod guard;
 pub mod decide;
 pub mod rewrite;

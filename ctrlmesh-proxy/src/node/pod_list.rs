@@ -11,8 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
 
-use crate::policy::{History, HistoryFile, PodLabel, PodName, Source};
+use crate::guard::{GuardFile, PodGuards};
+use crate::metrics::Metrics;
+use crate::policy::{Current, History, HistoryFile, PodLabel, PodName, Source};
+use crate::session::ServedPod;
 
 /// The most that is read, in bytes: some thousand pods.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
@@ -109,11 +113,29 @@ impl Pod {
     /// The policies under which the pod may have read before, as far as `state` holds them.
     pub(super) fn history(&self, state: Option<&Path>) -> Arc<History> {
         let Some(state) = state else { return History::unknown() };
-        let uid = match &self.place {
+        History::load(HistoryFile::of(state, Some(&self.name), self.uid()))
+    }
+
+    /// The pod as it is served until it is `gone`. Its guards begin with the breakers that `state` holds as open.
+    pub(super) fn served(
+        &self,
+        policy: Current,
+        history: Arc<History>,
+        state: Option<&Path>,
+        metrics: &Arc<Metrics>,
+        gone: &CancellationToken,
+    ) -> ServedPod {
+        let kept = state.map(|state| GuardFile::of(state, Some(&self.name), self.uid()));
+        let guards = PodGuards::new(policy.clone(), metrics, kept);
+        ServedPod::new(policy, history, guards, Some(gone.clone()))
+    }
+
+    /// Empty if it is not known.
+    fn uid(&self) -> &str {
+        match &self.place {
             CgroupLocation::Uid(uid) => uid.as_str(),
             CgroupLocation::Cgroup(_) => "",
-        };
-        History::load(HistoryFile::of(state, Some(&self.name), uid))
+        }
     }
 }
 

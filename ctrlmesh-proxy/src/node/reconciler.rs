@@ -12,8 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use tokio::task;
-use tokio::time;
+use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -27,8 +26,7 @@ use super::pod_source::{PodSource, Source};
 use super::restart::Restart;
 use crate::metrics::Metrics;
 use crate::net::accept::{Acceptor, PodSlot};
-use crate::policy;
-use crate::policy::PodName;
+use crate::policy::{self, PodName};
 use crate::session::ServedPod;
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
@@ -339,10 +337,10 @@ impl Reconciler {
         let subscription = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
         let cgroup = self.pods.get(&pod.name).map(|enrolled| enrolled.cgroup.path.clone());
-        let policy =
-            Restart::new(pod, cgroup, &history, &self.metrics).follow(subscription.policy, &self.drain, gone)?;
-        let served =
-            ServedPod { validity: subscription.validity, ..ServedPod::new(policy, history, Some(gone.clone())) };
+        let restart = Restart::new(pod, cgroup, &history, &self.metrics);
+        let policy = restart.follow(subscription.policy, &self.drain, gone)?;
+        let served = pod.served(policy, history, self.state.as_deref(), &self.metrics, gone);
+        let served = ServedPod { validity: subscription.validity, ..served };
         served.settle(self.write_drain_timeout, subscription.publish, &self.drain);
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;

@@ -23,7 +23,7 @@ use reads::Reads;
 use summary::ForgottenPolicies;
 use versions::Versions;
 
-pub use file::{HistoryFile, remove_abandoned};
+pub use file::HistoryFile;
 pub use reads::{PendingVersions, ReadOf};
 
 /// Policies that are remembered one by one: enough for as many changes while one list is read.

@@ -3,8 +3,9 @@
 use std::error::Error;
 use std::rc::Rc;
 
+use ctrlmesh_common::policy::Policy;
 use ctrlmesh_request::decide;
-use ctrlmesh_request::decide::{Decision, Plan, Refusal, Rename};
+use ctrlmesh_request::decide::{Decision, LockPlan, Plan, Refusal, Rename};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use ctrlmesh_runtime::boot_clock;
@@ -14,6 +15,7 @@ use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
+use crate::guard::Probe;
 use crate::metrics::Outcome;
 use crate::net::body::Relay;
 use crate::policy::{Reading, Validity, Write};
@@ -43,6 +45,7 @@ struct Pending {
     write: Option<Write>,
     /// Of a write that passes only while the policy is confirmed.
     validity: Option<Validity>,
+    probe: Option<Probe>,
     is_list: bool,
     /// Without a response timeout.
     long_running: bool,
@@ -111,6 +114,9 @@ impl Session {
             }
         }?;
         drop(write);
+        if let Some(probe) = pending.probe.take() {
+            probe.answered(response.status());
+        }
         let answered = Instant::now();
         let reading = pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
@@ -184,6 +190,10 @@ impl Session {
             Decision::Rewrite(plan) => Some(plan),
             Decision::Refuse(refusal) => return Err(self.refuse(info, target, refusal)),
         };
+        let lock = plan.as_ref().and_then(|plan| plan.lock.as_ref());
+        // Where only the body tells whether the request is for the lock, the guards wait for it.
+        let is_for_lock = lock.map_or(Some(false), LockPlan::is_for_lock);
+        let probe = if is_for_lock == Some(false) { self.admit(&policy, info, target)? } else { None };
         // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
             lock::accept_editable(request.headers_mut());
@@ -194,7 +204,8 @@ impl Session {
         };
         let long_running = info.is_long_running();
         let is_list = info.verb() == "list";
-        let mut pending = Pending { rename: None, reading, watch, write, validity, is_list, long_running, waits };
+        let mut pending =
+            Pending { rename: None, reading, watch, write, validity, probe, is_list, long_running, waits };
         let Some(plan) = plan else { return Ok((request, pending)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -204,13 +215,26 @@ impl Session {
         }
         if let Some(plan) = plan.lock {
             let renaming = Box::pin(lock::request(self, request, info, &plan, &pending.waits));
-            request = renaming.await.map_err(|error| match error {
+            let renamed = renaming.await.map_err(|error| match error {
                 LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(refused)),
                 error => Failure::Lock(error),
             })?;
+            if is_for_lock.is_none() && !renamed.holds_lock {
+                pending.probe = self.admit(&policy, info, target)?;
+            }
+            request = renamed.request;
             pending.rename = Some(plan.rename);
         }
         Ok((request, pending))
+    }
+
+    /// Has the guards charge a request.
+    fn admit(&self, policy: &Policy, info: &RequestInfo<'_>, target: &PathAndQuery) -> Result<Option<Probe>, Failure> {
+        if policy.guards().is_empty() {
+            return Ok(None);
+        }
+        let refused = |refused| self.refuse(info, target, Refusal::Guarded(Box::new(refused)));
+        self.guards.admit(info).map_err(refused)
     }
 
     /// Counts and logs a refusal.

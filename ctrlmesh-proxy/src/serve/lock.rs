@@ -61,6 +61,14 @@ pub(super) enum LockedError {
     Response(#[source] LockError),
 }
 
+/// A request in which the lock is renamed, where it holds the lock.
+#[derive(Debug)]
+pub(super) struct RenamedRequest {
+    pub(super) request: Request<Relay>,
+    /// Whether its body is known to hold the lock.
+    pub(super) holds_lock: bool,
+}
+
 /// Asks for a response in which the lock can be renamed.
 pub(super) fn accept_editable(headers: &mut HeaderMap) {
     // A compressed response could not be edited either.
@@ -79,13 +87,13 @@ pub(super) async fn request(
     info: &RequestInfo<'_>,
     plan: &LockPlan,
     waits: &WaitTime,
-) -> Result<Request<Relay>, LockedError> {
+) -> Result<RenamedRequest, LockedError> {
     if info.is_watch() && headers::upgrade(request.headers()).is_some() {
         return Err(LockedError::Upgraded);
     }
     session.server.metrics.renamed.inc();
     if !plan.in_body {
-        return Ok(request);
+        return Ok(RenamedRequest { request, holds_lock: false });
     }
     let (budget, deadline) = (&session.resources.collect, session.server.response_timeout);
     rename_body(request, info.verb(), plan, deadline, budget, waits).await
@@ -99,7 +107,7 @@ async fn rename_body(
     deadline: Duration,
     budget: &CollectBudget,
     waits: &WaitTime,
-) -> Result<Request<Relay>, LockedError> {
+) -> Result<RenamedRequest, LockedError> {
     let (mut head, body) = request.into_parts();
     let deadline = deadline.min(BODY_TIMEOUT);
     let collected = waits.measure(time::timeout(deadline, collect(body, budget))).await;
@@ -109,12 +117,13 @@ async fn rename_body(
     if let (Cow::Borrowed(_), Some(refused)) = (&renamed, &plan.unless_lock) {
         return Err(LockedError::Fenced(refused.clone()));
     }
-    if matches!(renamed, Cow::Owned(_)) {
+    let holds_lock = matches!(renamed, Cow::Owned(_));
+    if holds_lock {
         let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
         explain::renamed(verb, target, &rename.lock.name, &rename.on_server);
     }
     let body = replace(&mut head.headers, renamed, &bytes);
-    Ok(Request::from_parts(head, body))
+    Ok(RenamedRequest { request: Request::from_parts(head, body), holds_lock })
 }
 
 pub(super) async fn response(

@@ -192,6 +192,8 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
+    use crate::guard::PodGuards;
+    use crate::metrics::Metrics;
 
     #[test]
     fn a_policy_replaced_without_notice_is_read() {
@@ -199,7 +201,8 @@ mod tests {
         // In a thread of its own, because a failing view would loop for ever.
         thread::spawn(move || {
             let (sender, current) = watch::channel(Arc::<Policy>::default());
-            let view = PolicyView::new(ServedPod::new(current, Arc::default(), None));
+            let guards = PodGuards::new(current.clone(), &Metrics::new(), None);
+            let view = PolicyView::new(ServedPod::new(current, Arc::default(), guards, None));
             let silently = Arc::new(Policy { epoch: 7, ..Policy::default() });
             sender.send_if_modified(|policy| {
                 *policy = silently;

@@ -10,6 +10,7 @@ mod connections;
 mod counted;
 mod fence;
 mod forwarding;
+mod guards;
 mod limits;
 mod locks;
 #[path = "../harness/manager.rs"]

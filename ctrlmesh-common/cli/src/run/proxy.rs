@@ -23,6 +23,7 @@ use crate::run::error::RunError;
 use crate::run::signals::Event;
 use ctrlmesh_proxy::app::{AppError, Parts};
 use ctrlmesh_proxy::config::CommonArgs;
+use ctrlmesh_proxy::guard::PodGuards;
 use ctrlmesh_proxy::metrics::Metrics;
 use ctrlmesh_proxy::net::accept::{Acceptor, Origin, PodLimits};
 use ctrlmesh_proxy::net::memory_budget::MemoryBudget;
@@ -151,13 +152,15 @@ async fn begin(setup: Setup, metrics: Arc<Metrics>, drain: &Drain) -> Result<Vec
         let verifier = setup.verifier.clone();
         Ok(Arc::new(tls::server_for(verifier, setup.presented.clone(), protocols)?))
     };
+    let policy = follow(setup.policy, setup.source, drain);
+    let guards = PodGuards::new(policy.clone(), &metrics, None);
     let parts = Parts {
         tls: tls(&[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?,
         tls_http1: tls(&[tls::ALPN_HTTP1])?,
         trust: setup.trust.clone(),
         http1_only: Arc::default(),
         target: Some(target),
-        policies: Policies::One(ServedPod::new(follow(setup.policy, setup.source, drain), Arc::default(), None)),
+        policies: Policies::One(ServedPod::new(policy, Arc::default(), guards, None)),
         metrics: metrics.clone(),
         drain: drain.clone(),
         args: setup.args.clone(),

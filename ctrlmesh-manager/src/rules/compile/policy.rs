@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::{Fence, Policy, Redirect};
+use ctrlmesh_common::policy::{Fence, Guard, Policy, Redirect};
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -71,6 +71,15 @@ impl CompiledPolicy {
     /// [`Self::nothing`], with what depends on the pod.
     pub(super) fn nothing_for(pod: &Member) -> Self {
         Self::new(None, None, 0, for_pod(Policy::nothing(), pod))
+    }
+
+    /// The same with other guards; itself, if it has them.
+    pub(super) fn with_guards(self: &Arc<Self>, guards: &[Guard]) -> Arc<Self> {
+        if self.policy.guards == guards {
+            return self.clone();
+        }
+        let policy = Policy { guards: guards.to_vec(), ..self.policy.clone() };
+        Arc::new(Self::new(self.shard.clone(), self.operator.clone(), self.version, policy))
     }
 
     pub fn json(&self) -> &Bytes {

@@ -6,6 +6,9 @@ use ctrlmesh_common::api::{
 
 use super::{Report, positive_duration, regular_expression, required_selector};
 
+/// Of rules for other servers than the API server.
+const NOT_ENFORCED: &str = "is checked, but not enforced yet: proxies see requests to the API server only";
+
 pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
     required_selector("spec.selector", &spec.selector, report);
     if spec.rate_limitings.is_empty() && spec.traffic_intercept_rules.is_empty() {
@@ -13,6 +16,9 @@ pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
     }
     for (at, limiting) in spec.rate_limitings.iter().enumerate() {
         check_limiting(&format!("spec.rateLimitings[{at}]"), limiting, report);
+    }
+    if !spec.traffic_intercept_rules.is_empty() {
+        report.warning("spec.trafficInterceptRules", NOT_ENFORCED);
     }
     for (at, rule) in spec.traffic_intercept_rules.iter().enumerate() {
         check_rule(&format!("spec.trafficInterceptRules[{at}]"), rule, report);
@@ -35,6 +41,9 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
             format!("{field}.resourceRules"),
             "at least one rule, here or in restRules, is required; the limit would apply to nothing",
         );
+    }
+    if !limiting.rest_rules.is_empty() {
+        report.warning(format!("{field}.restRules"), NOT_ENFORCED);
     }
     if let Some(policy) = &limiting.recover_policy {
         check_recovery(&format!("{field}.recoverPolicy"), policy, report);
@@ -63,5 +72,35 @@ fn check_rule(field: &str, rule: &TrafficInterceptRule, report: &mut Report) {
         for (at, content) in rule.contents.iter().enumerate() {
             regular_expression(&format!("{field}.contents[{at}]"), content, report);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fields that a warning says are not enforced.
+    fn unenforced(spec: &str) -> Vec<String> {
+        let spec: CircuitBreakerSpec = serde_saphyr::from_str(spec).unwrap();
+        let mut report = Report::default();
+        check(&spec, &mut report);
+        assert_eq!(report.errors, [], "{spec:?}");
+        let warnings = report.warnings.into_iter().filter(|warning| warning.message == NOT_ENFORCED);
+        warnings.map(|warning| warning.field).collect()
+    }
+
+    #[test]
+    fn rules_for_other_servers_are_warned_of_and_others_not() {
+        let resources = "resourceRules: [{apiGroups: [''], resources: [pods], verbs: [delete], namespaces: ['*']}]";
+        let rest = "restRules: [{url: 'http://a/', method: GET}]";
+        let spec = |rules: &str, more: &str| {
+            format!(
+                "{{selector: {{matchLabels: {{a: b}}}}, rateLimitings: [{{name: r, triggerPolicy: ForceOpened, {rules}}}]{more}}}"
+            )
+        };
+        assert!(unenforced(&spec(resources, "")).is_empty());
+        assert_eq!(unenforced(&spec(&format!("{resources}, {rest}"), "")), ["spec.rateLimitings[0].restRules"]);
+        let traffic = ", trafficInterceptRules: [{name: t, interceptType: Whitelist, contentType: Normal, contents: [a], methods: [GET]}]";
+        assert_eq!(unenforced(&spec(resources, traffic)), ["spec.trafficInterceptRules"]);
     }
 }

@@ -52,6 +52,15 @@ impl LockPlan {
         let rename = Rename { lock: lock.clone(), on_server: lock.per_shard() };
         Self { rename, in_path, in_fields, in_body, unless_lock: None }
     }
+
+    /// Whether the request is for the lock and nothing else; `None` where only its body tells.
+    pub fn is_for_lock(&self) -> Option<bool> {
+        match (self.in_path || self.in_fields, self.in_body) {
+            (true, _) => Some(true),
+            (false, true) => None,
+            (false, false) => Some(false),
+        }
+    }
 }
 
 fn named(lock: &Lock, name: &str, request: &RequestInfo<'_>) -> Result<Option<LockPlan>, Refusal> {

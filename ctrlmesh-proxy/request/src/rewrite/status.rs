@@ -96,7 +96,11 @@ fn accepted(accept: &str) -> Encoding {
 
 impl From<&Refusal> for Status {
     fn from(refusal: &Refusal) -> Self {
-        let retry_after = matches!(refusal, Refusal::Unconfirmed).then_some(RETRY_AFTER_SECONDS);
+        let retry_after = match refusal {
+            Refusal::Unconfirmed => Some(RETRY_AFTER_SECONDS),
+            Refusal::Guarded(refused) => refused.retry_after,
+            _ => None,
+        };
         let (code, reason) = match refusal {
             Refusal::AmbiguousPath { .. } | Refusal::AmbiguousQuery | Refusal::LockAcrossNamespaces => {
                 (400, "BadRequest")
@@ -105,6 +109,7 @@ impl From<&Refusal> for Status {
             Refusal::Expired { .. } | Refusal::UnknownContinue { .. } => (410, "Expired"),
             Refusal::Unconfirmed => (503, "ServiceUnavailable"),
             Refusal::ReservedName { .. } | Refusal::LockCollection | Refusal::Fenced(_) => (403, "Forbidden"),
+            Refusal::Guarded(_) => (429, "TooManyRequests"),
         };
         Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after }
     }
@@ -124,6 +129,7 @@ impl From<&LockError> for Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::{Cause, Refused};
     use crate::rewrite::document::Document;
 
     fn refusal() -> Status {
@@ -146,6 +152,19 @@ mod tests {
         ] {
             assert_eq!(encode(&refusal(), accept).0, content_type, "{accept:?}");
         }
+    }
+
+    #[test]
+    fn a_guards_refusal_says_when_to_come_again() {
+        let refused = |retry_after| {
+            let (breaker, rule) = ("ops/wild".to_owned(), "creates".to_owned());
+            let refused = Refused { breaker, rule, cause: Cause::Empty, retry_after };
+            Status::from(&Refusal::Guarded(Box::new(refused)))
+        };
+        let status = refused(Some(7));
+        assert_eq!((status.code, status.reason, status.retry_after), (429, "TooManyRequests", Some(7)));
+        let body: serde_json::Value = serde_json::from_slice(&json(&refused(None))).unwrap();
+        assert!(body["details"].is_null(), "no time would be true");
     }
 
     #[test]

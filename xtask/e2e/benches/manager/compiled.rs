@@ -34,6 +34,7 @@ pub(crate) fn measure(configs: usize, pods: usize) {
     let (first_ordinals, labelling) = (BTreeMap::new(), Labelling::default());
     let world = World {
         configs: &shards,
+        breakers: &[],
         members: &members,
         namespaces: &namespaces,
         first_ordinals: &first_ordinals,

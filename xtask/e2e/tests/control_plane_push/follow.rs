@@ -23,11 +23,21 @@ const API: &str = "https://kubernetes.default.svc";
 
 /// A client as an operator is one: it believes the mesh's authority only.
 pub(crate) async fn operator(admin: &Client, settings: &ProxySettings, pod: &TestPod, sidecar: &Sidecar) -> Client {
+    Client::try_from(operator_config(admin, settings, pod, sidecar).await).unwrap()
+}
+
+/// The same, before its client is made.
+pub(crate) async fn operator_config(
+    admin: &Client,
+    settings: &ProxySettings,
+    pod: &TestPod,
+    sidecar: &Sidecar,
+) -> Config {
     let mut config = Config::new(format!("https://{}", sidecar.address).parse().unwrap());
     let mesh = CertificateDer::pem_file_iter(settings.folder.join("mesh.crt")).unwrap();
     config.root_cert = Some(mesh.map(|one| one.unwrap().to_vec()).collect());
     config.auth_info.token = Some(pod.token(admin, API).await.into());
-    Client::try_from(config).unwrap()
+    config
 }
 
 /// The names of the `ConfigMaps` that it sees.

@@ -12,6 +12,7 @@ mod dead;
 mod follow;
 mod full;
 mod gone;
+mod guards;
 mod handover;
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -176,7 +176,11 @@ impl Sidecar {
     }
 
     pub(crate) async fn metric(&self, line: &str) -> f64 {
-        metric(self.admin, line).await.unwrap_or_else(|| panic!("no `{line}`"))
+        self.find_metric(line).await.unwrap_or_else(|| panic!("no `{line}`"))
+    }
+
+    pub(crate) async fn find_metric(&self, line: &str) -> Option<f64> {
+        metric(self.admin, line).await
     }
 }
 

@@ -246,6 +246,7 @@ fn nothing_is_decided_before_the_unenrolled_pods_are_known() {
     manifests.read(&root(TWO)).unwrap();
     let world = World {
         configs: &manifests.configs,
+        breakers: &manifests.breakers,
         members: &[enrolled("op-0")],
         namespaces: &BTreeSet::new(),
         first_ordinals: &BTreeMap::new(),

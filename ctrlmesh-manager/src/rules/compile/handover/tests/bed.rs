@@ -53,6 +53,7 @@ impl Bed {
         let proved = RootEvidence { revoked_epoch, evidence: self.evidence.clone(), ..RootEvidence::default() };
         let world = World {
             configs: &manifests.configs,
+            breakers: &manifests.breakers,
             members: &self.enrolled,
             namespaces: &["shop".to_owned(), "pay".to_owned()].into(),
             first_ordinals: &BTreeMap::new(),

@@ -1,0 +1,73 @@
+//! The cached state at one moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
+
+use crate::cluster::served_resources::ServedResources;
+use crate::rules::compile::World;
+use crate::rules::evidence::Evidences;
+use crate::rules::label_scheme::Scheme;
+use crate::rules::pod::Member;
+
+/// The cached state at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Sorted by namespace and name.
+    pub configs: Vec<ShardingConfig>,
+    /// Sorted in the same way. They have names, labels, annotations and spec only.
+    pub breakers: Vec<CircuitBreaker>,
+    /// Enrolled pods, sorted by namespace and name.
+    pub members: Vec<Member>,
+    pub namespaces: BTreeSet<String>,
+    /// By `NAMESPACE/NAME` of the StatefulSet.
+    pub first_ordinals: BTreeMap<String, u32>,
+    /// The service account in the template, by `NAMESPACE/NAME` of the StatefulSet.
+    pub set_accounts: BTreeMap<String, String>,
+    /// The same, by `NAMESPACE/NAME` of the Deployment.
+    pub deployment_accounts: BTreeMap<String, String>,
+    pub served: Arc<ServedResources>,
+    /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
+    pub listed: Option<String>,
+    pub scheme: Arc<Scheme>,
+    /// Pods that do not ask for a proxy, by namespace: of namespaces with a root that is fenced.
+    pub unenrolled: BTreeMap<String, Vec<Member>>,
+    /// UIDs of pods that were seen to end lately.
+    pub stopped: BTreeSet<String>,
+    /// What is proved about roots that are fenced.
+    pub evidence: Arc<Evidences>,
+}
+
+impl Snapshot {
+    pub fn world(&self) -> World<'_> {
+        World {
+            configs: &self.configs,
+            breakers: &self.breakers,
+            members: &self.members,
+            namespaces: &self.namespaces,
+            first_ordinals: &self.first_ordinals,
+            labelling: &self.scheme.in_force,
+            unenrolled: &self.unenrolled,
+            evidence: &self.evidence,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Snapshot {
+    /// Leaves the served resources unknown.
+    pub(crate) fn of_manifests(text: &str) -> Self {
+        let mut manifests = crate::rules::manifest::Manifests::default();
+        assert!(manifests.read(text).is_ok(), "{text}");
+        Self {
+            members: manifests.pods.iter().map(Member::from).collect(),
+            unenrolled: manifests.unenrolled(),
+            configs: manifests.configs,
+            breakers: manifests.breakers,
+            namespaces: manifests.namespaces,
+            first_ordinals: manifests.first_ordinals,
+            ..Self::default()
+        }
+    }
+}

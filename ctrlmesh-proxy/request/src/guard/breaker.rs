@@ -1,0 +1,148 @@
+//! The breaker of one rule: a pure state machine over a token bucket.
+//!
+//! Closed → Open, when a request finds the bucket empty → half-open, once the sleeping window is over → Closed, when a
+//! probe succeeds. Half-open lets one request pass at a time: the probe. If the probe fails, or the bucket is still
+//! empty, the breaker opens anew.
+
+use ctrlmesh_common::policy::guard::{Guard, Trigger};
+
+use super::refused::Cause;
+use super::{Moment, TokenBucket};
+
+/// While a probe is under way, nobody knows when it ends; clients come again after this.
+const PROBE_RETRY_NANOSECONDS: u64 = 1_000_000_000;
+
+/// Tells the probes of a pod apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeId(pub u64);
+
+/// The bucket and the breaker of one rule. The default is closed, with a full bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Breaker {
+    tokens: TokenBucket,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Closed,
+    /// `None`: until it is reset. Once `until` is over, it is half-open.
+    Open { until: Option<Moment> },
+    /// Half-open since `until`, and this probe is under way.
+    Probing { probe: ProbeId, until: Moment },
+}
+
+/// What a breaker says of one more request. It changes nothing yet: another rule may refuse the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Pass,
+    /// It may pass as the probe.
+    Probe,
+    Refuse {
+        cause: Cause,
+        /// `None` where no time will do.
+        retry_at: Option<Moment>,
+        /// Whether the refusal opens the breaker.
+        opens: bool,
+    },
+}
+
+impl Breaker {
+    /// One that opened before this process began.
+    pub(super) fn opened(until: Option<Moment>) -> Self {
+        Self { tokens: TokenBucket::default(), state: State::Open { until } }
+    }
+
+    pub fn check(&self, guard: &Guard, now: Moment) -> Verdict {
+        let next = guard.bucket.as_ref().map_or(Some(now), |bucket| self.tokens.next(bucket, now));
+        let has_token = next == Some(now);
+        match (guard.trigger, self.state) {
+            (Trigger::ForceClosed, _) => Verdict::Pass,
+            (Trigger::ForceOpened, _) => Verdict::Refuse { cause: Cause::ForceOpened, retry_at: None, opens: false },
+            (Trigger::LimiterOnly, _) | (Trigger::Normal, State::Closed) if has_token => Verdict::Pass,
+            (Trigger::LimiterOnly, _) => Verdict::Refuse { cause: Cause::Empty, retry_at: next, opens: false },
+            (Trigger::Normal, State::Closed) => refuse(opened_until(guard, now), next, true),
+            (Trigger::Normal, State::Open { until: Some(until) }) if until <= now => {
+                if has_token {
+                    Verdict::Probe
+                } else {
+                    refuse(opened_until(guard, now), next, true)
+                }
+            }
+            (Trigger::Normal, State::Open { until }) => refuse(until, next, false),
+            (Trigger::Normal, State::Probing { .. }) => refuse(Some(now.after(PROBE_RETRY_NANOSECONDS)), next, false),
+        }
+    }
+
+    /// Charges a request that every rule lets pass, by this breaker's verdict. A probe gets this ID.
+    pub fn pass(&mut self, guard: &Guard, verdict: Verdict, probe: ProbeId, now: Moment) {
+        if guard.trigger == Trigger::ForceClosed {
+            return;
+        }
+        if let Some(bucket) = &guard.bucket {
+            self.tokens.take(bucket, now);
+        }
+        if let (Verdict::Probe, State::Open { until: Some(until) }) = (verdict, self.state) {
+            self.state = State::Probing { probe, until };
+        }
+    }
+
+    /// Opens the breaker, where its verdict says so.
+    pub fn refuse(&mut self, guard: &Guard, verdict: Verdict, now: Moment) {
+        if verdict.opens() {
+            self.state = State::Open { until: opened_until(guard, now) };
+        }
+    }
+
+    /// Closes after a probe that succeeded, and opens anew after one that did not. A probe from before the breaker was
+    /// reset changes nothing.
+    pub fn probe_ended(&mut self, guard: &Guard, probe: ProbeId, succeeded: bool, now: Moment) {
+        if matches!(self.state, State::Probing { probe: under_way, .. } if under_way == probe) {
+            self.state = if succeeded { State::Closed } else { State::Open { until: opened_until(guard, now) } };
+        }
+    }
+
+    /// Whether requests are refused, all of them or all but a probe.
+    pub fn is_open(&self, guard: &Guard) -> bool {
+        match guard.trigger {
+            Trigger::ForceOpened => true,
+            Trigger::ForceClosed | Trigger::LimiterOnly => false,
+            Trigger::Normal => self.has_opened(),
+        }
+    }
+
+    /// Whether it has opened by itself.
+    pub(super) fn has_opened(&self) -> bool {
+        self.state != State::Closed
+    }
+
+    /// Until when an open breaker refuses everything; `None`: until it is reset.
+    pub(super) fn until(&self) -> Option<Moment> {
+        match self.state {
+            State::Closed => None,
+            State::Open { until } => until,
+            State::Probing { until, .. } => Some(until),
+        }
+    }
+}
+
+impl Verdict {
+    pub(super) fn opens(self) -> bool {
+        matches!(self, Self::Refuse { opens: true, .. })
+    }
+}
+
+fn refuse(until: Option<Moment>, next: Option<Moment>, opens: bool) -> Verdict {
+    let cause = if until.is_some() { Cause::Open } else { Cause::OpenUntilReset };
+    // At `until` the bucket may still be empty.
+    Verdict::Refuse { cause, retry_at: until.zip(next).map(|(until, next)| until.max(next)), opens }
+}
+
+/// Until when a breaker is open that opens now.
+fn opened_until(guard: &Guard, now: Moment) -> Option<Moment> {
+    guard.sleeping_window_nanoseconds.map(|window| now.after(window))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Matches requests against the rules of a guard.
+
+use ctrlmesh_common::policy::guard::RequestMatch;
+use ctrlmesh_common::resource::WILDCARD;
+
+use crate::request::RequestInfo;
+
+/// Whether the request is one of these. Requests for other paths than resources' are none.
+pub fn matches(these: &[RequestMatch], request: &RequestInfo<'_>) -> bool {
+    request.is_resource_request() && these.iter().any(|one| is_matched(one, request))
+}
+
+fn is_matched(one: &RequestMatch, request: &RequestInfo<'_>) -> bool {
+    lists(&one.verbs, request.verb())
+        && lists(&one.api_groups, request.api_group())
+        && one.resources.iter().any(|listed| names(listed, request.resource(), request.subresource()))
+        && lists(&one.namespaces, request.namespace())
+}
+
+fn lists(names: &[String], name: &str) -> bool {
+    names.iter().any(|listed| listed == WILDCARD || listed == name)
+}
+
+/// As in admission rules (`admissionregistration.k8s.io`), but that `*` alone covers subresources, too.
+fn names(listed: &str, resource: &str, subresource: &str) -> bool {
+    match listed.split_once('/') {
+        None => listed == WILDCARD || listed == resource && subresource.is_empty(),
+        Some((WILDCARD, WILDCARD)) => true,
+        Some((of, WILDCARD)) => of == resource && !subresource.is_empty(),
+        Some((of, sub)) => (of == WILDCARD || of == resource) && sub == subresource,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(names: &str) -> Vec<String> {
+        names.split(',').map(str::to_owned).collect()
+    }
+
+    fn one(groups: &str, resources: &str, verbs: &str, namespaces: &str) -> RequestMatch {
+        RequestMatch {
+            api_groups: list(groups),
+            resources: list(resources),
+            verbs: list(verbs),
+            namespaces: list(namespaces),
+        }
+    }
+
+    fn is_matched_by(one: RequestMatch, method: &str, target: &str) -> bool {
+        matches(&[one], &RequestInfo::parse(method, target).unwrap())
+    }
+
+    #[test]
+    fn resources_and_subresources_are_told_apart() {
+        for (listed, [pod, eviction, status]) in [
+            ("pods", [true, false, false]),
+            ("pods/eviction", [false, true, false]),
+            ("*/status", [false, false, true]),
+            ("pods/*", [false, true, true]),
+            ("services/*", [false, false, false]),
+            ("*/*", [true, true, true]),
+            ("*", [true, true, true]),
+            ("services,pods/status", [false, false, true]),
+        ] {
+            let matched = ["", "/eviction", "/status"].map(|sub| {
+                is_matched_by(one("", listed, "*", "*"), "PUT", &format!("/api/v1/namespaces/a/pods/p{sub}"))
+            });
+            assert_eq!(matched, [pod, eviction, status], "{listed}");
+        }
+    }
+
+    #[test]
+    fn verbs_are_those_of_kubernetes() {
+        let pods = "/api/v1/namespaces/a/pods";
+        for (method, target, verb) in [
+            ("GET", format!("{pods}/p"), "get"),
+            ("GET", pods.to_owned(), "list"),
+            ("GET", format!("{pods}?watch=1"), "watch"),
+            ("POST", pods.to_owned(), "create"),
+            ("PUT", format!("{pods}/p"), "update"),
+            ("PATCH", format!("{pods}/p"), "patch"),
+            ("DELETE", format!("{pods}/p"), "delete"),
+            ("DELETE", pods.to_owned(), "deletecollection"),
+        ] {
+            assert!(is_matched_by(one("", "pods", verb, "*"), method, &target), "{verb}");
+            let others = "get,list,watch,create,update,patch,delete,deletecollection";
+            let others: Vec<&str> = others.split(',').filter(|other| *other != verb).collect();
+            assert!(!is_matched_by(one("", "pods", &others.join(","), "*"), method, &target), "{verb}");
+        }
+    }
+
+    #[test]
+    fn groups_and_namespaces_are_matched() {
+        let deployments = "/apis/apps/v1/namespaces/a/deployments";
+        for (groups, namespaces, is_expected) in
+            [("apps", "a", true), ("*", "*", true), ("", "a", false), ("apps", "b", false), (",apps", "b,a", true)]
+        {
+            let rule = one(groups, "deployments", "list", namespaces);
+            assert_eq!(is_matched_by(rule, "GET", deployments), is_expected, "{groups:?} {namespaces:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_wildcard_covers_requests_without_a_namespace() {
+        for target in ["/api/v1/pods", "/api/v1/nodes"] {
+            assert!(is_matched_by(one("", "*", "list", "*"), "GET", target));
+            assert!(!is_matched_by(one("", "*", "list", "a"), "GET", target));
+        }
+    }
+
+    #[test]
+    fn paths_that_are_no_resources_are_not_matched() {
+        for target in ["/healthz", "/api", "/apis/apps/v1", "/version"] {
+            assert!(!is_matched_by(one("*", "*", "*", "*"), "GET", target));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Why a guard refuses a request, and when the client may come again.
+
+use std::fmt;
+
+use ctrlmesh_common::names::annotation::RESET_CIRCUIT_BREAKER;
+use ctrlmesh_common::policy::guard::Guard;
+
+use super::Moment;
+
+const NANOSECONDS: u64 = 1_000_000_000;
+
+/// A request that a guard refuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// `NAMESPACE/NAME`.
+    pub breaker: String,
+    pub rule: String,
+    pub cause: Cause,
+    /// In seconds, rounded up. `None` where no time will do.
+    pub retry_after: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The bucket is empty.
+    Empty,
+    /// The breaker is open for some time.
+    Open,
+    /// The breaker is open until somebody resets it.
+    OpenUntilReset,
+    /// The rule refuses everything.
+    ForceOpened,
+}
+
+impl Refused {
+    pub(super) fn new(guard: &Guard, cause: Cause, now: Moment, retry_at: Option<Moment>) -> Self {
+        let seconds = retry_at.map(|at| at.0.saturating_sub(now.0).div_ceil(NANOSECONDS).max(1));
+        Self {
+            breaker: guard.breaker.clone(),
+            rule: guard.rule.clone(),
+            cause,
+            retry_after: seconds.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX)),
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { breaker, rule, cause, retry_after } = self;
+        let (namespace, name) = breaker.split_once('/').unwrap_or(("", breaker));
+        write!(f, "rule {rule:?} of CircuitBreaker {breaker} ")?;
+        match cause {
+            Cause::Empty => f.write_str("is used up: its bucket is empty")?,
+            Cause::Open => f.write_str("is open")?,
+            Cause::OpenUntilReset => write!(
+                f,
+                "is open until it is reset: kubectl annotate --overwrite circuitbreaker -n {namespace} {name} {RESET_CIRCUIT_BREAKER}={rule:?}"
+            )?,
+            Cause::ForceOpened => f.write_str("refuses everything: its triggerPolicy is ForceOpened")?,
+        }
+        match (retry_after, cause) {
+            (Some(seconds), _) => write!(f, "; come again in {seconds} s"),
+            (None, Cause::Empty | Cause::Open) => f.write_str(", and nothing flows in"),
+            (None, Cause::OpenUntilReset | Cause::ForceOpened) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(cause: Cause, retry_at: Option<Moment>) -> Refused {
+        let guard = Guard {
+            breaker: "ops/wild".to_owned(),
+            rule: "creates".to_owned(),
+            bucket: None,
+            trigger: ctrlmesh_common::policy::guard::Trigger::ForceOpened,
+            sleeping_window_nanoseconds: None,
+            requests: Vec::new(),
+            reset: None,
+        };
+        Refused::new(&guard, cause, Moment(NANOSECONDS), retry_at)
+    }
+
+    #[test]
+    fn the_wait_is_rounded_up() {
+        for (retry_at, seconds) in [
+            (Some(NANOSECONDS + 1), Some(1)),
+            (Some(2 * NANOSECONDS), Some(1)),
+            (Some(2 * NANOSECONDS + 1), Some(2)),
+            (Some(NANOSECONDS), Some(1)),
+            (Some(u64::MAX), Some(u32::MAX)),
+            (None, None),
+        ] {
+            let refused = refused(Cause::Empty, retry_at.map(Moment));
+            assert_eq!(refused.retry_after, seconds, "{retry_at:?}");
+        }
+    }
+
+    #[test]
+    fn the_message_names_breaker_and_rule_and_the_way_out() {
+        let text = refused(Cause::OpenUntilReset, None).to_string();
+        assert!(text.contains("rule \"creates\" of CircuitBreaker ops/wild"), "{text}");
+        assert!(text.contains("-n ops wild circuitbreaker.ctrlmesh.kusionstack.io/reset=\"creates\""), "{text}");
+        let text = refused(Cause::Open, Some(Moment(3 * NANOSECONDS))).to_string();
+        assert!(text.ends_with("is open; come again in 2 s"), "{text}");
+    }
+}

@@ -1,0 +1,136 @@
+//! The rules of one pod, with their states.
+
+use ctrlmesh_common::policy::guard::Guard;
+use serde::{Deserialize, Serialize};
+
+use super::{Breaker, Moment, ProbeId, Refused, Verdict, matches};
+use crate::request::RequestInfo;
+
+/// The rules of one pod.
+#[derive(Clone, Debug, Default)]
+pub struct Guards {
+    rules: Vec<Rule>,
+    /// How many probes there were.
+    probes: u64,
+    changes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    guard: Guard,
+    breaker: Breaker,
+}
+
+/// A request that passes. The indices are those of the guards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admitted {
+    /// The rules that the request was charged to.
+    pub charged: Vec<usize>,
+    /// Where the request is the probe of some breakers; then [`Guards::probe_ended`] must follow.
+    pub probe: Option<ProbeId>,
+}
+
+/// A breaker that is open, as a file keeps it. Tokens are not kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenRule {
+    guard: Guard,
+    /// `None`: until it is reset.
+    until: Option<Moment>,
+}
+
+impl Guards {
+    /// Begins with the breakers that were open in another process, whose clock may have been another. None is open for
+    /// longer than its window from `now` on.
+    pub fn restored(open: Vec<OpenRule>, now: Moment) -> Self {
+        let rules = open.into_iter().map(|OpenRule { guard, until }| {
+            let window = guard.sleeping_window_nanoseconds.unwrap_or(u64::MAX);
+            Rule { guard, breaker: Breaker::opened(until.map(|until| until.min(now.after(window)))) }
+        });
+        Self { rules: rules.collect(), ..Self::default() }
+    }
+
+    /// Takes the guards of another policy. A rule whose own fields did not change keeps its bucket and its state,
+    /// unless its reset has a new value.
+    pub fn replace(&mut self, guards: &[Guard]) {
+        let rules = guards.iter().map(|guard| {
+            let known = self.rules.iter().find(|rule| rule.guard.means_the_same(guard));
+            let known = known.filter(|rule| guard.reset.is_none() || guard.reset == rule.guard.reset);
+            Rule { guard: guard.clone(), breaker: known.map(|rule| rule.breaker).unwrap_or_default() }
+        });
+        self.rules = rules.collect();
+        self.changes += 1;
+    }
+
+    /// Charges a request to every rule that matches it, if all of them let it pass; else to none.
+    ///
+    /// # Errors
+    /// The refusal with the longest wait, and the index of each rule that refuses.
+    pub fn admit(&mut self, request: &RequestInfo<'_>, now: Moment) -> Result<Admitted, (Refused, Vec<usize>)> {
+        let matched = self.rules.iter().enumerate().filter(|(_, rule)| matches(&rule.guard.requests, request));
+        let verdicts: Vec<(usize, Verdict)> =
+            matched.map(|(at, rule)| (at, rule.breaker.check(&rule.guard, now))).collect();
+        let refusals = verdicts.iter().filter_map(|(at, verdict)| match verdict {
+            Verdict::Refuse { cause, retry_at, .. } => Some((*at, *cause, *retry_at)),
+            Verdict::Pass | Verdict::Probe => None,
+        });
+        let rules = &self.rules;
+        let longest = refusals.clone().max_by_key(|(at, _, retry_at)| {
+            let Guard { breaker, rule, .. } = &rules[*at].guard;
+            (retry_at.is_none(), *retry_at, std::cmp::Reverse((breaker, rule)))
+        });
+        if let Some((at, cause, retry_at)) = longest {
+            let refused = Refused::new(&rules[at].guard, cause, now, retry_at);
+            let refusing = refusals.map(|(at, _, _)| at).collect();
+            self.refuse(&verdicts, now);
+            return Err((refused, refusing));
+        }
+        Ok(self.pass(&verdicts, now))
+    }
+
+    /// Ends a probe: it succeeded, if the API server answered as it answers when it is well.
+    pub fn probe_ended(&mut self, probe: ProbeId, succeeded: bool, now: Moment) {
+        for Rule { guard, breaker } in &mut self.rules {
+            breaker.probe_ended(guard, probe, succeeded, now);
+        }
+        self.changes += 1;
+    }
+
+    /// Grows whenever a rule comes, goes, opens or closes.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Each guard, and whether it is open.
+    pub fn states(&self) -> impl Iterator<Item = (&Guard, bool)> {
+        self.rules.iter().map(|Rule { guard, breaker }| (guard, breaker.is_open(guard)))
+    }
+
+    /// The breakers that have opened by themselves.
+    pub fn open(&self) -> Vec<OpenRule> {
+        let open = self.rules.iter().filter(|rule| rule.breaker.has_opened());
+        open.map(|Rule { guard, breaker }| OpenRule { guard: guard.clone(), until: breaker.until() }).collect()
+    }
+
+    fn pass(&mut self, verdicts: &[(usize, Verdict)], now: Moment) -> Admitted {
+        let probe = ProbeId(self.probes);
+        for (at, verdict) in verdicts {
+            let Rule { guard, breaker } = &mut self.rules[*at];
+            breaker.pass(guard, *verdict, probe, now);
+        }
+        let is_probe = verdicts.iter().any(|(_, verdict)| *verdict == Verdict::Probe);
+        self.probes += u64::from(is_probe);
+        Admitted { charged: verdicts.iter().map(|(at, _)| *at).collect(), probe: is_probe.then_some(probe) }
+    }
+
+    fn refuse(&mut self, verdicts: &[(usize, Verdict)], now: Moment) {
+        for (at, verdict) in verdicts {
+            let Rule { guard, breaker } = &mut self.rules[*at];
+            breaker.refuse(guard, *verdict, now);
+        }
+        self.changes += u64::from(verdicts.iter().any(|(_, verdict)| verdict.opens()));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! CircuitBreakers are applied, changed and reset, and hold what an operator asks of the API server.
+
+use std::time::{Duration, Instant};
+
+use ctrlmesh_common::api::CircuitBreaker;
+use ctrlmesh_testbed::audit_log::AuditEvent;
+use ctrlmesh_testbed::{ControlPlane, Options};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::bed::{AUDIENCE, eventually};
+use crate::follow::operator_config;
+use crate::full::{OPERATOR, SYSTEM, divide, enrolled, parted, proxies, world};
+use crate::process::{ProxySettings, Replica, Sidecar};
+use crate::token::TestPod;
+
+const BREAKER: &str = "wild";
+
+/// What the names of the objects begin with that the operator makes.
+const PREFIX: &str = "guarded-";
+
+const BURST: u32 = 5;
+
+const PER_SECOND: u32 = 2;
+
+/// How many objects the operator makes in a loop.
+const MADE: usize = 15;
+
+/// A pod with its proxy, whose operator has run wild: it asks again at once, whatever the answer is.
+struct Operator {
+    sidecar: Sidecar,
+    maps: Api<ConfigMap>,
+    secrets: Api<Secret>,
+    /// Of a client that waits as long as it is told.
+    patient: Api<ConfigMap>,
+}
+
+/// A request that passed: when it began and ended.
+struct Passed {
+    begun: Instant,
+    ended: Instant,
+}
+
+impl Operator {
+    /// Starts a proxy for the pod. The operator works in namespace `team`.
+    async fn start(admin: &Client, settings: &ProxySettings, pod: &TestPod, team: &str) -> Self {
+        let sidecar = Sidecar::start(settings, pod, &pod.token(admin, AUDIENCE).await).await;
+        let mut config = operator_config(admin, settings, pod, &sidecar).await;
+        let patient = Client::try_from(config.clone()).unwrap();
+        config.default_retry = false;
+        let wild = Client::try_from(config).unwrap();
+        let maps = |client: &Client| Api::namespaced(client.clone(), team);
+        Self { sidecar, maps: maps(&wild), secrets: Api::namespaced(wild, team), patient: maps(&patient) }
+    }
+
+    /// Whether the request passed; panics where it failed for another reason than a guard.
+    fn passed<T>(result: Result<T, kube::Error>) -> bool {
+        match result {
+            Ok(_) => true,
+            Err(kube::Error::Api(status)) if status.code == 404 => true,
+            Err(kube::Error::Api(status)) if status.code == 429 => {
+                assert!(status.message.contains(&format!("CircuitBreaker {OPERATOR}/{BREAKER}")), "{status:?}");
+                assert_eq!(status.reason, "TooManyRequests");
+                false
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    async fn creates(&self, number: usize) -> bool {
+        let map = json!({"metadata": {"name": format!("{PREFIX}{number}")}});
+        Self::passed(self.maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await)
+    }
+
+    async fn deletes(&self, number: usize) -> bool {
+        Self::passed(self.maps.delete(&format!("{PREFIX}{number}"), &DeleteParams::default()).await)
+    }
+
+    /// Makes objects as fast as it can. Returns those requests that passed, and how many did not.
+    async fn runs_wild(&self) -> (Vec<Passed>, usize) {
+        let (mut passed, mut refused) = (Vec::new(), 0);
+        while passed.len() < MADE {
+            let begun = Instant::now();
+            if self.creates(passed.len()).await {
+                passed.push(Passed { begun, ended: Instant::now() });
+            } else {
+                refused += 1;
+                self.secrets.list(&ListParams::default()).await.expect("another resource is not limited");
+            }
+        }
+        (passed, refused)
+    }
+
+    /// A client that waits is refused once at most, because what it is told is true.
+    async fn waits(&self, number: usize) {
+        let refused = format!("guard_requests_total{{rule=\"{OPERATOR}/{BREAKER}/creates\",outcome=\"refused\"}}");
+        let refused = format!("ctrlmesh_proxy_{refused}");
+        let before = self.sidecar.metric(&refused).await;
+        let map = json!({"metadata": {"name": format!("{PREFIX}{number}")}});
+        self.patient.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
+        assert!(self.sidecar.metric(&refused).await <= before + 1.0);
+    }
+
+    async fn is_open(&self, rule: &str) -> Option<bool> {
+        let metric = format!("ctrlmesh_proxy_guard_open{{rule=\"{OPERATOR}/{BREAKER}/{rule}\"}}");
+        self.sidecar.find_metric(&metric).await.map(|value| value > 0.0)
+    }
+
+    async fn until_open(&self, rule: &str, is_open: Option<bool>) {
+        eventually("the breaker", async || (self.is_open(rule).await == is_open).then_some(())).await;
+    }
+
+    async fn epoch(&self) -> f64 {
+        self.sidecar.metric(&format!("ctrlmesh_proxy_policy_epoch{{pod=\"{OPERATOR}/op-0\"}}")).await
+    }
+}
+
+fn rule(name: &str, verb: &str, trigger: &str, bucket: &Value) -> Value {
+    let requests = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": [verb], "namespaces": ["*"]});
+    json!({"name": name, "bucket": bucket, "triggerPolicy": trigger, "resourceRules": [requests]})
+}
+
+/// Limits creates; and a breaker on deletes, which a user resets.
+fn rules(creates: &str) -> Value {
+    let per_second = json!({"burst": BURST, "interval": "1s", "limit": PER_SECOND});
+    let two = json!({"burst": 2, "interval": "1h", "limit": 1});
+    json!([rule("creates", "create", creates, &per_second), rule("deletes", "delete", "Normal", &two)])
+}
+
+async fn apply(client: &Client, metadata: &Value, rules: &Value) {
+    let breakers: Api<CircuitBreaker> = Api::namespaced(client.clone(), OPERATOR);
+    let every_pod = json!([{"key": "ctrlmesh.kusionstack.io/enable-proxy", "operator": "Exists"}]);
+    let mut breaker = json!({
+        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1",
+        "kind": "CircuitBreaker",
+        "metadata": {"name": BREAKER},
+        "spec": {"selector": {"matchExpressions": every_pod}, "rateLimitings": rules},
+    });
+    for (field, value) in metadata.as_object().unwrap() {
+        breaker["metadata"][field] = value.clone();
+    }
+    let force = PatchParams::apply("test").force();
+    breakers.patch(BREAKER, &force, &Patch::Apply(&breaker)).await.unwrap();
+}
+
+/// In no window did more pass than the burst and what flowed in. The proxy let each pass while it was under way.
+fn assert_bounded(passed: &[Passed]) {
+    for (at, first) in passed.iter().enumerate() {
+        for (number, last) in passed[at..].iter().enumerate() {
+            let window: Duration = last.ended - first.begun;
+            let flowed_in = f64::from(PER_SECOND) * window.as_secs_f64();
+            let count = u32::try_from(number + 1).unwrap();
+            assert!(f64::from(count) <= f64::from(BURST) + flowed_in + 1.0, "{count} passed in {window:?}");
+        }
+    }
+}
+
+/// How often the API server was asked to make an object that counts.
+fn audited(cluster: &ControlPlane) -> usize {
+    let events = AuditEvent::read(&cluster.audit_log(), "configmaps").unwrap();
+    let made = events.iter().filter(|event| event.verb == "create" && event.object.name.starts_with(PREFIX));
+    made.filter(|event| event.stage == "ResponseComplete").count()
+}
+
+/// A cluster with an operator of two pods; the proxy of one of them is started by the test.
+struct Bed {
+    cluster: ControlPlane,
+    client: Client,
+    settings: ProxySettings,
+    pod: TestPod,
+    /// A namespace of the pod's shard.
+    team: String,
+    _replica: Replica,
+    _folder: TempDir,
+}
+
+impl Bed {
+    async fn new() -> Self {
+        let cluster = ControlPlane::start(&Options { audit: true, ..Options::default() }).unwrap();
+        let client = cluster.client().await.unwrap();
+        let folder = TempDir::new().unwrap();
+        world(&client).await;
+        let replica = Replica::start(&cluster, SYSTEM, &[]).await;
+        replica.until_ready().await;
+        divide(&client, 2, None).await;
+        let (settings, [pod, other]) = enrolled(&cluster, &client, &replica, &folder).await;
+        let (_sidecars, clients) = proxies(&client, &settings, &[pod.clone(), other]).await;
+        let [own, _] = parted(&clients, |_, _| true).await;
+        let team = own.first().unwrap().clone();
+        Self { cluster, client, settings, pod, team, _replica: replica, _folder: folder }
+    }
+
+    async fn operator(&self) -> Operator {
+        Operator::start(&self.client, &self.settings, &self.pod, &self.team).await
+    }
+
+    async fn apply(&self, metadata: &Value, rules: &Value) {
+        apply(&self.client, metadata, rules).await;
+    }
+}
+
+#[tokio::test]
+async fn circuit_breakers_hold_what_an_operator_asks() {
+    let bed = Bed::new().await;
+    let mut operator = bed.operator().await;
+    let epoch = operator.epoch().await;
+
+    // A limiter, and a rule for another verb.
+    bed.apply(&json!({}), &rules("LimiterOnly")).await;
+    operator.until_open("creates", Some(false)).await;
+    let (passed, refused) = operator.runs_wild().await;
+    assert_bounded(&passed);
+    assert!(refused > 0);
+    operator.waits(MADE).await;
+    eventually("the log", async || (audited(&bed.cluster) > MADE).then_some(())).await;
+    assert_eq!(audited(&bed.cluster), MADE + 1, "what is refused never arrives");
+
+    // A breaker opens and stays open, also in another process, and while another rule changes.
+    assert!(operator.deletes(0).await && operator.deletes(1).await && !operator.deletes(2).await);
+    assert_eq!(operator.is_open("deletes").await, Some(true));
+    operator.sidecar.kill();
+    let operator = bed.operator().await;
+    assert!(!operator.deletes(2).await);
+    bed.apply(&json!({}), &rules("ForceOpened")).await;
+    operator.until_open("creates", Some(true)).await;
+    assert!(!operator.deletes(2).await && !operator.creates(MADE + 1).await);
+
+    // A reset lets it go on, and the label lets everything pass.
+    let reset = json!({"annotations": {"circuitbreaker.ctrlmesh.kusionstack.io/reset": "deletes"}});
+    bed.apply(&reset, &rules("ForceOpened")).await;
+    operator.until_open("deletes", Some(false)).await;
+    assert!(operator.deletes(2).await && !operator.creates(MADE + 1).await);
+    let off = json!({"labels": {"circuitbreaker.ctrlmesh.kusionstack.io/disable": "true"}});
+    bed.apply(&off, &rules("ForceOpened")).await;
+    operator.until_open("creates", None).await;
+    assert!(operator.creates(MADE + 1).await);
+    assert_eq!(operator.epoch().await.to_bits(), epoch.to_bits(), "nobody owns or sees anything else");
+}
