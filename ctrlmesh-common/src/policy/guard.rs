@@ -21,7 +21,8 @@ pub struct Guard {
     pub sleeping_window_nanoseconds: Option<u64>,
     /// The requests that count: those that any of these matches.
     pub requests: Vec<RequestMatch>,
-    /// What the annotation says that resets the rule. A value that was not seen before closes the breaker.
+    /// What the annotation says that resets the rule. Another value than the last one closes the
+    /// breaker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset: Option<String>,
 }

@@ -35,13 +35,10 @@ mod record;
 mod clashes;
 mod guards;
 
-use guards::{Guarded, MAX_GUARDS_BYTES};
+use guards::Guarded;
 pub use operator::{Operator, operators};
 pub use policy::CompiledPolicy;
 use policy::ShardPolicies;
-
-/// The largest policy without guards, in bytes of its JSON.
-const MAX_DRAFT_BYTES: usize = MAX_POLICY_BYTES - MAX_GUARDS_BYTES;
 
 /// The input of [`compile`].
 #[derive(Clone, Copy, Debug)]
@@ -212,7 +209,7 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
 fn check_sizes(operator: &Operator<'_>, drafts: &Drafts) -> Result<(), Trouble> {
     let large = drafts.iter().find_map(|(shard, draft)| {
         let bytes = draft.json().len();
-        (bytes > MAX_DRAFT_BYTES).then_some((shard, bytes))
+        (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
     });
     let Some((shard, bytes)) = large else { return Ok(()) };
     let config = operator.full_name();
@@ -220,7 +217,7 @@ fn check_sizes(operator: &Operator<'_>, drafts: &Drafts) -> Result<(), Trouble> 
         object: format!("ShardingConfig {config}"),
         configs: vec![config],
         message: format!(
-            "the policy of shard {shard:?} would have {bytes} bytes, and at most {MAX_DRAFT_BYTES} are allowed: list fewer namespaces, values or resources"
+            "the policy of shard {shard:?} would have {bytes} bytes, and at most {MAX_POLICY_BYTES} are allowed: list fewer namespaces, values or resources"
         ),
     })
 }

@@ -68,8 +68,8 @@ pub fn was_established(root: &ShardingConfig) -> bool {
     })
 }
 
-/// The same for any generation of the root.
-pub fn was_ever_established(root: &ShardingConfig) -> bool {
+/// The same for any generation of the root. It ends where a kind that is named later is not labelled yet.
+pub fn is_established_of_any_generation(root: &ShardingConfig) -> bool {
     let mut conditions = root.status.iter().flat_map(|status| &status.conditions);
     conditions.any(|one| one.type_ == CONDITION && one.status == "True")
 }

@@ -14,7 +14,7 @@ mod lock;
 mod shard;
 
 pub use fence::{FencedWrite, Written, lapses, written};
-pub use lock::{LockPlan, Rename};
+pub use lock::{InFields, LockPlan, Rename};
 pub use shard::{NotOlderThan, goes_on_from};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
         if lock.in_path {
             path = Cow::Owned(selector::renamed_path(request, &lock.rename.on_server));
         }
-        if lock.in_fields {
+        if lock.in_fields.is_some() {
             query = Cow::Owned(selector::renamed_fields(&query, &lock.rename.lock.name, &lock.rename.on_server));
         }
     }

@@ -179,6 +179,10 @@ impl Forbidden {
 fn forbidden(before: &Policy, after: &Policy) -> Places {
     let Some(after) = after.fence() else { return 0 };
     let Some(before) = before.fence() else { return bit(UNFENCED) };
+    if after.lapses && !before.lapses {
+        // Those that are under way would go on when it has lapsed.
+        return (1 << PLACES) - 1;
+    }
     let taken = before.taken_by(after);
     let slots = taken.iter().fold(0, |places, slot| places | bit(usize::from(slot.number())));
     let any = if taken.is_empty() { 0 } else { bit(ANY_SLOT) };

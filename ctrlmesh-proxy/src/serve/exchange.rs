@@ -102,6 +102,9 @@ impl Session {
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
         let (request, mut pending) = self.prepare(request, info, target).await?;
+        if let Some(probe) = &mut pending.probe {
+            probe.sent();
+        }
         let took = start.elapsed();
         let write = pending.write.take();
         let response = match &write {

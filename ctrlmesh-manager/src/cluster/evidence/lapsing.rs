@@ -36,7 +36,7 @@ struct Lapsing {
 }
 
 impl LapsingPods {
-    /// Takes what pods may be sent now, and what their proxies said. Returns whether any policy lapses.
+    /// Takes what pods may be sent now, and what their proxies said. Returns whether there is more to hear from them.
     pub(super) fn update(&mut self, plan: &Plan, receipts: impl FnOnce() -> BTreeMap<PodName, InForce>) -> bool {
         let missed = self.missed_changes(plan);
         let members: BTreeSet<&str> = plan.snapshot.members.iter().map(|pod| pod.uid.as_str()).collect();
@@ -56,15 +56,15 @@ impl LapsingPods {
             }
             of_pod.sent(policy.digest());
         }
-        let any = !self.by_uid.is_empty();
-        if self.by_uid.values().any(|pod| !pod.was_in_force) {
+        let is_open = |pod: &Lapsing| !pod.was_in_force;
+        if self.by_uid.values().any(is_open) {
             for receipt in receipts().values() {
                 if let Some(pod) = self.by_uid.get_mut(&receipt.uid) {
                     pod.was_in_force |= pod.digests.contains(&receipt.digest);
                 }
             }
         }
-        any
+        self.by_uid.values().any(is_open)
     }
 
     /// Whether whatever the pod's proxy has in force lapses.
@@ -86,13 +86,18 @@ impl LapsingPods {
     }
 
     /// ShardingConfigs that changed twice since the last time: what followed from the first change was not seen.
+    /// Nothing follows from a change before it is written into the status.
     fn missed_changes(&mut self, plan: &Plan) -> BTreeSet<String> {
         let configs = plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some());
         let now = configs.map(|root| {
-            let meta = &root.metadata;
-            (full_name(meta), (meta.uid.clone(), meta.generation.unwrap_or_default()))
+            let (name, meta) = (full_name(&root.metadata), &root.metadata);
+            let is_written = plan.compiled.operators.get(&name).is_none_or(|record| record.written);
+            let former = self.generations.get(&name).filter(|(uid, _)| !is_written && *uid == meta.uid);
+            let seen = former.cloned().unwrap_or_else(|| (meta.uid.clone(), meta.generation.unwrap_or_default()));
+            (name, seen)
         });
-        let before = std::mem::replace(&mut self.generations, now.collect());
+        let now = now.collect();
+        let before = std::mem::replace(&mut self.generations, now);
         let is_next = |(name, (uid, generation)): (&String, &(Option<String>, i64))| {
             let seen = self.generations.get(name);
             seen.is_some_and(|(one, now)| one == uid && *now <= generation + 1)

@@ -7,7 +7,7 @@ use ctrlmesh_common::policy::{Fence, Policy};
 use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::drain::Drain;
-use crate::rules::compile::CompiledPolicy;
+use crate::rules::compile::{CompiledPolicy, Record};
 use crate::rules::evidence::GONE_AFTER;
 
 const WITHIN: Duration = Duration::from_secs(5);
@@ -199,4 +199,10 @@ fn what_lapses_is_known_until_another_policy_may_be_in_force() {
     assert!(!has(&mut pods, &plan(4), digest(&lasting)), "the other one may be in force");
     assert!(has(&mut pods, &plan(4), digest(&plan(4))));
     assert!(!has(&mut pods, &plan(6), 0), "what the root said between is not known");
+    let mut pods = LapsingPods::default();
+    assert!(has(&mut pods, &first, digest(&first)));
+    let mut unwritten = plan(2);
+    unwritten.compiled.operators.insert("ops/op".to_owned(), Record::default());
+    assert!(has(&mut pods, &unwritten, 0), "nothing follows from it yet");
+    assert!(!has(&mut pods, &plan(3), 0), "what followed from it was not seen");
 }

@@ -12,6 +12,7 @@ use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_common::policy::Guard;
 use ctrlmesh_common::policy::guard::{Bucket, RequestMatch, Trigger};
 use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 
 use super::{CompiledPolicy, Trouble};
 use crate::rules::object_name::{full_name, namespace};
@@ -19,7 +20,10 @@ use crate::rules::pod::Member;
 use crate::rules::validate;
 
 /// The most that the guards of one pod may take of its policy, in bytes of JSON.
-pub(super) const MAX_GUARDS_BYTES: usize = 256 << 10;
+const MAX_GUARDS_BYTES: usize = 256 << 10;
+
+/// No less than the name of their field and what stands around it.
+const FIELD_BYTES: usize = 64;
 
 /// The CircuitBreakers in force, and the policies with their guards.
 #[derive(Debug)]
@@ -73,7 +77,8 @@ impl<'a> Guarded<'a> {
 
     /// The policy of `pod` with its guards. Pods that share a policy and have the same breakers share the result.
     pub(super) fn guard(&mut self, policy: Arc<CompiledPolicy>, pod: &Member) -> Arc<CompiledPolicy> {
-        let breakers = self.of_pod(pod);
+        let left = MAX_POLICY_BYTES.saturating_sub(policy.json().len() + FIELD_BYTES);
+        let breakers = self.of_pod(pod, left.min(MAX_GUARDS_BYTES));
         if breakers.is_empty() && policy.policy.guards.is_empty() {
             return policy;
         }
@@ -93,14 +98,14 @@ impl<'a> Guarded<'a> {
     }
 
     /// The breakers that select the pod, as many as have room.
-    fn of_pod(&mut self, pod: &Member) -> Vec<usize> {
+    fn of_pod(&mut self, pod: &Member, room: usize) -> Vec<usize> {
         let near = self.by_namespace.get(pod.name.namespace.as_str()).into_iter().flatten();
         let matching = near.copied().filter(|at| self.breakers[*at].selector.matches(&pod.labels));
         let (mut breakers, mut bytes) = (Vec::new(), 0);
         for at in matching {
             let breaker = &self.breakers[at];
-            if bytes + breaker.bytes > MAX_GUARDS_BYTES {
-                self.troubles.push(no_room(&breaker.name, pod));
+            if bytes + breaker.bytes > room {
+                self.troubles.push(no_room(&breaker.name, pod, room));
             } else {
                 bytes += breaker.bytes;
                 breakers.push(at);
@@ -178,11 +183,11 @@ fn requests(rule: &ResourceRule) -> RequestMatch {
     }
 }
 
-fn no_room(breaker: &str, pod: &Member) -> Trouble {
+fn no_room(breaker: &str, pod: &Member, room: usize) -> Trouble {
     trouble(
         breaker,
         format!(
-            "does not hold for Pod {}: the rules of all CircuitBreakers of a pod may have {MAX_GUARDS_BYTES} bytes; list fewer namespaces or resources",
+            "does not hold for Pod {}: the rules of all CircuitBreakers of a pod may have {room} bytes; list fewer namespaces or resources",
             pod.name
         ),
     )

@@ -70,7 +70,7 @@ pub(super) fn next(
     // The API server fences by labels, and proxies by paths.
     let goes_by_labels = is_watched && evidence.server != Server::None && !workload.is_leaving;
     let is_labelled = !goes_by_labels || label_coverage::was_established(root);
-    let is_unlabelled = !is_labelled && !label_coverage::was_ever_established(root);
+    let is_unlabelled = !is_labelled && !label_coverage::is_established_of_any_generation(root);
     if is_unlabelled && current == Ownership::default() && unenrolled.iter().any(|pod| !pod.stopped) {
         // They work on, unfenced, until the objects are labelled.
         return None;

@@ -349,7 +349,7 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
     assert_eq!(check_sizes(&operators[0], &policy(1000)), Ok(()));
     let trouble = check_sizes(&operators[0], &policy(40_000)).unwrap_err();
     assert_eq!(trouble.configs, ["ops/a"]);
-    assert!(trouble.message.contains("at most 1835008 are allowed"), "{trouble:?}");
+    assert!(trouble.message.contains("at most 2097152 are allowed"), "{trouble:?}");
 }
 
 #[test]

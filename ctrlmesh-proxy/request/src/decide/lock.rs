@@ -13,12 +13,20 @@ use crate::request::{FieldSelector, NAME, NAMESPACE, RequestInfo};
 pub struct LockPlan {
     pub rename: Rename,
     pub in_path: bool,
-    /// In the field selector.
-    pub in_fields: bool,
+    pub in_fields: Option<InFields>,
     /// The body may hold the lock, and must be read as a whole.
     pub in_body: bool,
     /// The request is refused for this where its body does not hold the lock.
     pub unless_lock: Option<Box<FencedWrite>>,
+}
+
+/// How a field selector names the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFields {
+    /// It lets nothing else through.
+    Alone,
+    /// It may name the lock to leave it out.
+    Among,
 }
 
 /// The two names of a lock.
@@ -42,20 +50,20 @@ pub(super) fn plan(lock: &Lock, request: &RequestInfo<'_>) -> Result<Option<Lock
         return if namespace.is_empty() { Ok(None) } else { named(lock, name, request) };
     }
     if request.verb() == "create" {
-        return Ok(Some(LockPlan::new(lock, false, false, true)));
+        return Ok(Some(LockPlan::new(lock, false, None, true)));
     }
     if request.is_collection() { collection(lock, request).map(Some) } else { Ok(None) }
 }
 
 impl LockPlan {
-    fn new(lock: &Lock, in_path: bool, in_fields: bool, in_body: bool) -> Self {
+    fn new(lock: &Lock, in_path: bool, in_fields: Option<InFields>, in_body: bool) -> Self {
         let rename = Rename { lock: lock.clone(), on_server: lock.per_shard() };
         Self { rename, in_path, in_fields, in_body, unless_lock: None }
     }
 
     /// Whether the request is for the lock and nothing else; `None` where only its body tells.
     pub fn is_for_lock(&self) -> Option<bool> {
-        match (self.in_path || self.in_fields, self.in_body) {
+        match (self.in_path || self.in_fields == Some(InFields::Alone), self.in_body) {
             (true, _) => Some(true),
             (false, true) => None,
             (false, false) => Some(false),
@@ -68,7 +76,7 @@ fn named(lock: &Lock, name: &str, request: &RequestInfo<'_>) -> Result<Option<Lo
         return Err(Refusal::ReservedName { name: name.to_owned() });
     }
     let in_body = matches!(request.verb(), "create" | "update" | "patch");
-    Ok((name == lock.name).then(|| LockPlan::new(lock, true, false, in_body)))
+    Ok((name == lock.name).then(|| LockPlan::new(lock, true, None, in_body)))
 }
 
 fn collection(lock: &Lock, request: &RequestInfo<'_>) -> Result<LockPlan, Refusal> {
@@ -91,5 +99,7 @@ fn collection(lock: &Lock, request: &RequestInfo<'_>) -> Result<LockPlan, Refusa
     if request.verb() == "deletecollection" && fields.required(NAME).is_none() {
         return Err(Refusal::LockCollection);
     }
+    let is_alone = fields.required(NAME) == Some(&lock.name);
+    let in_fields = in_fields.then_some(if is_alone { InFields::Alone } else { InFields::Among });
     Ok(LockPlan::new(lock, false, in_fields, false))
 }

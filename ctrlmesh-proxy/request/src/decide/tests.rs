@@ -31,7 +31,7 @@ fn refused(method: &str, target: &str) -> Refusal {
 
 fn lock_plan(method: &str, target: &str) -> (bool, bool, bool) {
     match decided(method, target) {
-        Decision::Rewrite(Plan { lock: Some(lock), .. }) => (lock.in_path, lock.in_fields, lock.in_body),
+        Decision::Rewrite(Plan { lock: Some(lock), .. }) => (lock.in_path, lock.in_fields.is_some(), lock.in_body),
         other => panic!("{method} {target}: {other:?}"),
     }
 }

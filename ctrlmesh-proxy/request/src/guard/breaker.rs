@@ -1,8 +1,8 @@
 //! The breaker of one rule: a pure state machine over a token bucket.
 //!
 //! Closed → Open, when a request finds the bucket empty → half-open, once the sleeping window is over → Closed, when a
-//! probe succeeds. Half-open lets one request pass at a time: the probe. If the probe fails, or the bucket is still
-//! empty, the breaker opens anew.
+//! probe succeeds. Half-open lets one request pass at a time, if the bucket holds one: the probe. If the probe fails,
+//! the breaker opens anew.
 
 use ctrlmesh_common::policy::guard::{Guard, Trigger};
 
@@ -67,7 +67,7 @@ impl Breaker {
                 if has_token {
                     Verdict::Probe
                 } else {
-                    refuse(opened_until(guard, now), next, true)
+                    refuse(Some(until), next, false)
                 }
             }
             (Trigger::Normal, State::Open { until }) => refuse(until, next, false),
@@ -100,6 +100,15 @@ impl Breaker {
     pub fn probe_ended(&mut self, guard: &Guard, probe: ProbeId, succeeded: bool, now: Moment) {
         if matches!(self.state, State::Probing { probe: under_way, .. } if under_way == probe) {
             self.state = if succeeded { State::Closed } else { State::Open { until: opened_until(guard, now) } };
+        }
+    }
+
+    /// Is half-open again after a probe that was not sent.
+    pub fn probe_unsent(&mut self, probe: ProbeId) {
+        if let State::Probing { probe: under_way, until } = self.state
+            && under_way == probe
+        {
+            self.state = State::Open { until: Some(until) };
         }
     }
 

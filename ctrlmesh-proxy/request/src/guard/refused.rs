@@ -52,10 +52,14 @@ impl fmt::Display for Refused {
         match cause {
             Cause::Empty => f.write_str("is used up: its bucket is empty")?,
             Cause::Open => f.write_str("is open")?,
-            Cause::OpenUntilReset => write!(
-                f,
-                "is open until it is reset: kubectl annotate --overwrite circuitbreaker -n {namespace} {name} {RESET_CIRCUIT_BREAKER}={rule:?}"
-            )?,
+            Cause::OpenUntilReset => {
+                // Each value counts once, so that it holds the time.
+                let value = format!("'{} '$(date +%s)", rule.replace('\'', "'\\''"));
+                write!(
+                    f,
+                    "is open until it is reset: kubectl annotate --overwrite circuitbreaker -n {namespace} {name} {RESET_CIRCUIT_BREAKER}={value}"
+                )?;
+            }
             Cause::ForceOpened => f.write_str("refuses everything: its triggerPolicy is ForceOpened")?,
         }
         match (retry_after, cause) {
@@ -102,7 +106,12 @@ mod tests {
     fn the_message_names_breaker_and_rule_and_the_way_out() {
         let text = refused(Cause::OpenUntilReset, None).to_string();
         assert!(text.contains("rule \"creates\" of CircuitBreaker ops/wild"), "{text}");
-        assert!(text.contains("-n ops wild circuitbreaker.ctrlmesh.kusionstack.io/reset=\"creates\""), "{text}");
+        assert!(
+            text.contains("-n ops wild circuitbreaker.ctrlmesh.kusionstack.io/reset='creates '$(date +%s)"),
+            "{text}"
+        );
+        let quoted = Refused { rule: "it's $(x)".to_owned(), ..refused(Cause::OpenUntilReset, None) };
+        assert!(quoted.to_string().contains(r"/reset='it'\''s $(x) '$(date +%s)"), "{quoted}");
         let text = refused(Cause::Open, Some(Moment(3 * NANOSECONDS))).to_string();
         assert!(text.ends_with("is open; come again in 2 s"), "{text}");
     }

@@ -51,12 +51,14 @@ impl Guards {
     }
 
     /// Takes the guards of another policy. A rule whose own fields did not change keeps its bucket and its state,
-    /// unless its reset has a new value.
+    /// unless its reset has a new value. The last value is remembered while there is none.
     pub fn replace(&mut self, guards: &[Guard]) {
         let rules = guards.iter().map(|guard| {
             let known = self.rules.iter().find(|rule| rule.guard.means_the_same(guard));
             let known = known.filter(|rule| guard.reset.is_none() || guard.reset == rule.guard.reset);
-            Rule { guard: guard.clone(), breaker: known.map(|rule| rule.breaker).unwrap_or_default() }
+            let breaker = known.map(|rule| rule.breaker).unwrap_or_default();
+            let reset = guard.reset.clone().or_else(|| known.and_then(|rule| rule.guard.reset.clone()));
+            Rule { guard: Guard { reset, ..guard.clone() }, breaker }
         });
         self.rules = rules.collect();
         self.changes += 1;
@@ -92,6 +94,14 @@ impl Guards {
     pub fn probe_ended(&mut self, probe: ProbeId, succeeded: bool, now: Moment) {
         for Rule { guard, breaker } in &mut self.rules {
             breaker.probe_ended(guard, probe, succeeded, now);
+        }
+        self.changes += 1;
+    }
+
+    /// Gives a probe back that was not sent: another request may be the probe.
+    pub fn probe_unsent(&mut self, probe: ProbeId) {
+        for Rule { breaker, .. } in &mut self.rules {
+            breaker.probe_unsent(probe);
         }
         self.changes += 1;
     }

@@ -14,7 +14,7 @@ use super::{Client, Subscriber};
 use crate::manager_client::Connection;
 use crate::policy::PodName;
 
-/// How often a policy is confirmed: a manager that is killed has a successor before what was confirmed last ends.
+/// How often a policy is confirmed. What was confirmed last holds for at least 12 s without a leader.
 const EVERY: Duration = Duration::from_secs(3);
 
 /// Between attempts where not all was confirmed.
@@ -105,7 +105,11 @@ impl Client {
                 for pod in &confirmed {
                     self.take_confirmation(pod, asked);
                 }
-                lapsing.iter().all(|(_, one)| one.pod.as_ref().is_some_and(|pod| confirmed.contains(pod)))
+                let is_confirmed = |one: &PolicyInForce| one.pod.as_ref().is_some_and(|pod| confirmed.contains(pod));
+                let all = lapsing.iter().all(|(_, one)| is_confirmed(one));
+                // A replica that began later may not know the pods yet.
+                other.take_if(|_| !all);
+                all
             }
             Err(error) => {
                 debug!(error = error.message(), "no policy is confirmed");

@@ -7,7 +7,7 @@ use super::*;
 fn plan() -> LockPlan {
     let lock = Lock { namespace: "ops".into(), name: "lead".into(), shard: "s1".into() };
     let rename = Rename { on_server: lock.per_shard(), lock };
-    LockPlan { rename, in_path: true, in_fields: false, in_body: true, unless_lock: None }
+    LockPlan { rename, in_path: true, in_fields: None, in_body: true, unless_lock: None }
 }
 
 /// A request whose body does not end, and the tasks that keep it open.

@@ -80,12 +80,28 @@ fn a_failed_probe_opens_for_another_window() {
 }
 
 #[test]
-fn a_bucket_that_is_still_empty_opens_anew() {
+fn an_empty_bucket_keeps_a_breaker_half_open() {
     let empty = Some(Bucket { burst: 1, limit: 0, interval_nanoseconds: SECOND });
     let (guard, mut breaker) = (guard(Trigger::Normal, empty, Some(SECOND)), Breaker::default());
     let asked = [0, 0, 2 * SECOND].map(|now| ask(&mut breaker, &guard, Moment(now)));
-    let open = refused(Cause::Open, None, true);
-    assert_eq!(asked, [Verdict::Pass, open, open], "nothing flows in, so no time will do");
+    let open = |opens| refused(Cause::Open, None, opens);
+    assert_eq!(asked, [Verdict::Pass, open(true), open(false)], "nothing flows in, so no time will do");
+    let slow = Some(Bucket { burst: 1, limit: 1, interval_nanoseconds: 60 * SECOND });
+    let guard = Guard { bucket: slow, ..guard };
+    let (mut breaker, at) = (Breaker::default(), Some(60 * SECOND));
+    let asked = [0, 0, 51 * SECOND, 60 * SECOND].map(|now| ask(&mut breaker, &guard, Moment(now)));
+    let open = |opens| refused(Cause::Open, at, opens);
+    assert_eq!(asked, [Verdict::Pass, open(true), open(false), Verdict::Probe], "who comes early delays nobody");
+}
+
+#[test]
+fn a_probe_that_was_not_sent_leaves_it_half_open() {
+    let (guard, mut breaker) = (guard(Trigger::Normal, TWO, Some(5 * SECOND)), Breaker::opened(Some(Moment(0))));
+    assert_eq!(ask(&mut breaker, &guard, Moment(1)), Verdict::Probe);
+    breaker.probe_unsent(ProbeId(7));
+    assert!(matches!(ask(&mut breaker, &guard, Moment(1)), Verdict::Refuse { .. }), "that is another probe");
+    breaker.probe_unsent(ProbeId(1));
+    assert_eq!(ask(&mut breaker, &guard, Moment(2)), Verdict::Probe);
 }
 
 #[test]
@@ -132,7 +148,7 @@ impl Model {
             return Answer::Refused;
         }
         if !self.tokens.has_token(now) {
-            self.opened_at = Some(now);
+            self.opened_at = self.opened_at.or(Some(now));
             return Answer::Refused;
         }
         self.tokens.take();

@@ -113,7 +113,7 @@ fn each_new_value_of_a_reset_closes_once() {
         (Some("one"), true),
         (Some("one"), false),
         (None, false),
-        (Some("one"), true),
+        (Some("one"), false),
         (Some("one 2"), true),
         (Some("one 2"), false),
     ] {

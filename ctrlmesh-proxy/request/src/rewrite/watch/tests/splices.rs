@@ -7,7 +7,7 @@ use ctrlmesh_common::selector::Selector;
 use proptest::prelude::*;
 
 use super::*;
-use crate::decide::{LockPlan, Plan, Rename};
+use crate::decide::{InFields, LockPlan, Plan, Rename};
 use crate::rewrite::list;
 
 fn selector(text: &str) -> Selector {
@@ -129,7 +129,7 @@ fn a_watch_by_prefix_is_listed_without_it() {
 fn the_lock_stays_renamed_in_a_splice() {
     let lock = Lock { namespace: "ops".into(), name: "op".into(), shard: "s1".into() };
     let rename = Rename { on_server: lock.per_shard(), lock };
-    let lock = LockPlan { rename, in_path: false, in_fields: true, in_body: false, unless_lock: None };
+    let lock = LockPlan { rename, in_path: false, in_fields: Some(InFields::Alone), in_body: false, unless_lock: None };
     let plan = Plan { lock: Some(lock), ..Plan::default() };
     let target = "/apis/coordination.k8s.io/v1/namespaces/ops/leases?watch&fieldSelector=metadata.name%3Dop";
     let splice = Splice::new(&request(target), &plan, Encoding::Json, 5, None).unwrap();
