@@ -1,5 +1,7 @@
 //! Limits on how often an operator asks.
 
+use std::fs;
+
 use crate::harness::client::{Answer, Client, get, tls};
 use crate::harness::until;
 use crate::harness::watches::{Bed, WATCH, event, sees};
@@ -151,11 +153,21 @@ async fn a_change_of_guards_leaves_watches_alone() {
     assert_eq!(bed.listed().len(), 1, "only the client listed");
 }
 
+/// Waits until the state folder has an open breaker with this text.
+async fn until_kept(bed: &Bed, text: &str) {
+    until("the breaker to be kept", || async {
+        let file = bed.pki.path("state").join("guards/_");
+        fs::read_to_string(file).unwrap_or_default().contains(text)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn an_open_breaker_is_open_in_the_next_process() {
     let mut bed = Bed::new(&policy(1, "normal", 1)).await;
     assert_eq!(status_of(&bed, CONFIG_MAPS).await, StatusCode::OK);
     assert_eq!(status_of(&bed, CONFIG_MAPS).await, StatusCode::TOO_MANY_REQUESTS);
+    until_kept(&bed, r#""rule":"all""#).await;
     let mut others = policy(2, "normal", 1);
     others["guards"].as_array_mut().unwrap().push(guard("other", "limiterOnly", "create", 1));
     bed.restart(&others, true);
@@ -172,6 +184,7 @@ async fn an_open_breaker_is_open_in_the_next_process() {
     assert_eq!(client.get(CONFIG_MAPS).await.status, StatusCode::OK);
     // The value was seen, so it closes nothing again.
     assert_eq!(client.get(CONFIG_MAPS).await.status, StatusCode::TOO_MANY_REQUESTS);
+    until_kept(&bed, r#""reset":"all""#).await;
     others["epoch"] = json!(4);
     bed.restart(&others, true);
     assert_eq!(status_of(&bed, CONFIG_MAPS).await, StatusCode::TOO_MANY_REQUESTS);
