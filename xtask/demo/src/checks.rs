@@ -18,7 +18,7 @@ use crate::write_check::{WriteCheck, once_seen, shards_of};
 
 /// How long it may take until everything is as it should be again: the leader-election lock of a replica that was
 /// killed runs for 15 s, and others build at the same time.
-pub(crate) const WHOLE_WITHIN: Duration = Duration::from_mins(3);
+pub(crate) const WHOLE_WITHIN: Duration = Duration::from_mins(10);
 
 /// What client-go counts in place of a status where the connection broke (`tools/metrics`, `rest/request.go`).
 const NO_ANSWER: &str = "<error>";
