@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator_config;
-use crate::full::{OPERATOR, SYSTEM, divide, enrolled, parted, proxies, world};
+use crate::full::{OPERATOR, SYSTEM, divide_fenced, enrolled, parted, proxies, world};
 use crate::process::{ProxySettings, Replica, Sidecar};
 use crate::token::TestPod;
 
@@ -185,7 +185,7 @@ impl Bed {
         world(&client).await;
         let replica = Replica::start(&cluster, SYSTEM, &[]).await;
         replica.until_ready().await;
-        divide(&client, 2, None).await;
+        divide_fenced(&client, "Off", 2, None).await;
         let (settings, [pod, other]) = enrolled(&cluster, &client, &replica, &folder).await;
         let (_sidecars, clients) = proxies(&client, &settings, &[pod.clone(), other]).await;
         let [own, _] = parted(&clients, |_, _| true).await;
