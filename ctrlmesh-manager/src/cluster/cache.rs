@@ -16,7 +16,6 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, Event, watcher};
@@ -28,6 +27,7 @@ use tracing::warn;
 
 use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
+use crate::rules::breaker::Breaker;
 use crate::rules::label_scheme::{Scheme, SchemeError};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member, SetInfo};
@@ -65,8 +65,7 @@ pub struct Cache {
 #[derive(Debug, Default)]
 struct State {
     configs: ObjectStore<ShardingConfig>,
-    /// Without what no policy depends on.
-    breakers: ObjectStore<CircuitBreaker>,
+    breakers: ObjectStore<Breaker>,
     members: ObjectStore<Member>,
     namespaces: ObjectStore<NamespaceInfo>,
     sets: ObjectStore<SetInfo>,
@@ -351,11 +350,10 @@ impl State {
     }
 }
 
-/// A change of its status is no change.
-fn read_breaker(breaker: CircuitBreaker) -> (String, CircuitBreaker) {
-    let ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, .. } = breaker.metadata;
-    let metadata = ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, ..ObjectMeta::default() };
-    (full_name(&metadata), CircuitBreaker { metadata, spec: breaker.spec, status: None })
+/// What no policy depends on is left out, such as its status.
+fn read_breaker(breaker: CircuitBreaker) -> (String, Breaker) {
+    let breaker = Breaker::from(&breaker);
+    (breaker.name.clone(), breaker)
 }
 
 fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {

@@ -13,7 +13,6 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::handover::Server;
 use ctrlmesh_common::ownership::Ownership;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch;
 use tokio::time;
 
@@ -23,7 +22,7 @@ use crate::cluster::plan::{Plan, Plans};
 use crate::leader::lease::Leadership;
 use crate::rules::evidence::{self, Evidences, Observed, RootEvidence};
 use crate::rules::fenced::{is_fenced, is_server_fenced};
-use crate::rules::object_name::full_name;
+use crate::rules::object_name::{full_name, resource_version};
 use crate::rules::pod::PodName;
 
 mod lapsing;
@@ -54,7 +53,7 @@ pub struct EvidenceFollower<Receipts, Fences> {
     pub confirmations: Arc<Confirmations>,
 }
 
-/// How many policies are remembered of each pod of a root that moves.
+/// How many policies are remembered of each pod.
 const REMEMBERED: usize = 8;
 
 /// Policies that were sent to a pod, oldest first.
@@ -248,12 +247,16 @@ impl Times {
 
 impl Revocation {
     fn seen(root: &ShardingConfig, epoch: u64, now: Instant) -> Self {
-        Self { epoch, since: now, version: version(&root.metadata) }
+        Self { epoch, since: now, version: resource_version(&root.metadata) }
     }
 }
 
-fn version(meta: &ObjectMeta) -> u64 {
-    meta.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default()
+/// Adds a policy that was sent, if it is another than the last one, and forgets the oldest.
+fn remember<T: PartialEq>(sent: &mut Vec<T>, last: T) {
+    if sent.last() != Some(&last) {
+        sent.push(last);
+        sent.drain(..sent.len().saturating_sub(REMEMBERED));
+    }
 }
 
 /// When `at` is, to the second.
@@ -280,8 +283,9 @@ fn in_force(
         let mut policies = sent.remove(&pod.uid).unwrap_or_default();
         let policy = plan.sendable().get(&pod.name).filter(|policy| policy.operator.as_deref() == Some(operator));
         let last = policy.map(|policy| SentPolicy { digest: policy.digest(), epoch: policy.policy.epoch });
-        policies.extend(last.filter(|last| policies.last() != Some(last)));
-        policies.drain(..policies.len().saturating_sub(REMEMBERED));
+        if let Some(last) = last {
+            remember(&mut policies, last);
+        }
         let receipt = receipts.get(&pod.name).filter(|receipt| receipt.uid == pod.uid);
         let in_force = receipt.and_then(|receipt| policies.iter().rfind(|sent| sent.digest == receipt.digest));
         acknowledged.extend(in_force.map(|policy| (pod.uid.clone(), policy.epoch)));

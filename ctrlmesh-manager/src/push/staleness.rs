@@ -12,7 +12,6 @@ use std::time::Duration;
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::is_dns_subdomain;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::sync::Semaphore;
@@ -21,6 +20,7 @@ use tokio::time;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan::Plans;
 use crate::push::policy_store::Subject;
+use crate::rules::object_name::resource_version;
 use crate::rules::pod::{self, Member, PodName};
 
 /// For all requests of one question, and for the wait before it.
@@ -93,9 +93,6 @@ impl StalenessCheck {
     /// # Errors
     /// Where there is no answer.
     pub async fn ask(&self, subject: &Subject, candidates: &[StaleCandidate]) -> Result<ServerState, StalenessError> {
-        let room = time::timeout(DEADLINE, self.room.acquire()).await;
-        // It is never closed.
-        let _room = room.map_err(|_elapsed| StalenessError::Busy)?;
         let answer = async {
             let mut answer = ServerState { members: self.members(subject).await?, ..ServerState::default() };
             for operator in candidates.iter().flat_map(|candidate| &candidate.operators) {
@@ -106,7 +103,7 @@ impl StalenessCheck {
             }
             Ok(answer)
         };
-        time::timeout(DEADLINE, answer).await.map_err(|_elapsed| StalenessError::Late)?
+        self.in_turn(Box::pin(answer)).await
     }
 
     /// The newest resourceVersion of one ShardingConfig; none where it does not exist.
@@ -114,10 +111,15 @@ impl StalenessCheck {
     /// # Errors
     /// Where there is no answer.
     pub async fn newest(&self, operator: &str) -> Result<Option<u64>, StalenessError> {
+        self.in_turn(Box::pin(self.version(operator))).await
+    }
+
+    /// Waits for a place, and then for the answer.
+    async fn in_turn<T>(&self, answer: impl Future<Output = kube::Result<T>>) -> Result<T, StalenessError> {
         let room = time::timeout(DEADLINE, self.room.acquire()).await;
         // It is never closed.
         let _room = room.map_err(|_elapsed| StalenessError::Busy)?;
-        let answer = time::timeout(DEADLINE, self.version(operator)).await;
+        let answer = time::timeout(DEADLINE, answer).await;
         Ok(answer.map_err(|_elapsed| StalenessError::Late)??)
     }
 
@@ -143,7 +145,7 @@ impl StalenessCheck {
         let configs: Api<ShardingConfig> = Api::namespaced(self.client.clone(), &namespace);
         let this = ListParams::default().fields(&format!("metadata.name={name}"));
         let found = configs.list_metadata(&this).await?.items;
-        Ok(found.first().map(|one| version(&one.metadata)))
+        Ok(found.first().map(|one| resource_version(&one.metadata)))
     }
 }
 
@@ -194,7 +196,7 @@ impl<'a> LocalState<'a> {
         let versions = snapshot.configs.iter().filter_map(|config| {
             let meta = &config.metadata;
             let name = (meta.namespace.as_deref()?, meta.name.as_deref()?);
-            operators.contains(&name).then(|| (name, version(meta)))
+            operators.contains(&name).then(|| (name, resource_version(meta)))
         });
         Self { members, versions: versions.collect() }
     }
@@ -203,10 +205,6 @@ impl<'a> LocalState<'a> {
 /// Splits `NAMESPACE/NAME`.
 fn parts(full_name: &str) -> Option<(&str, &str)> {
     full_name.split_once('/')
-}
-
-fn version(meta: &ObjectMeta) -> u64 {
-    meta.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

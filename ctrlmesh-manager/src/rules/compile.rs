@@ -15,12 +15,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
+use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
+use crate::rules::breaker::Breaker;
 use crate::rules::evidence::Evidences;
 use crate::rules::object_name;
 use crate::rules::pod::{Member, PodName};
@@ -44,7 +45,7 @@ use policy::ShardPolicies;
 #[derive(Clone, Copy, Debug)]
 pub struct World<'a> {
     pub configs: &'a [ShardingConfig],
-    pub breakers: &'a [CircuitBreaker],
+    pub breakers: &'a [Breaker],
     /// Pods that are not enrolled are passed over.
     pub members: &'a [Member],
     pub namespaces: &'a BTreeSet<String>,

@@ -4,19 +4,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ctrlmesh_common::api::{self, CircuitBreaker, ReadError, ShardingConfig};
+use ctrlmesh_common::api::{self, ReadError, ShardingConfig};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::rules::breaker::Breaker;
 use crate::rules::pod::{self, Member};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifests {
     pub configs: Vec<ShardingConfig>,
-    pub breakers: Vec<CircuitBreaker>,
+    pub breakers: Vec<Breaker>,
     pub pods: Vec<Pod>,
     /// Namespaces that are listed or have something in them.
     pub namespaces: BTreeSet<String>,
@@ -64,7 +65,7 @@ impl Manifests {
             let number = at + 1;
             match parsed::<Option<Kind>>(number, &document)?.and_then(|kind| kind.kind).as_deref() {
                 Some("ShardingConfig") => typed::<ShardingConfig>(number, &document).map(drop)?,
-                Some("CircuitBreaker") => self.breakers.push(typed(number, &document)?),
+                Some("CircuitBreaker") => self.breakers.push(Breaker::from(&typed(number, &document)?)),
                 Some("Pod") => self.add_pod(typed(number, &document)?),
                 Some("Namespace") => self.add_namespace(typed(number, &document)?),
                 Some("StatefulSet") => self.add_stateful_set(&typed(number, &document)?),
@@ -96,7 +97,7 @@ impl Manifests {
         let kind = item.get("kind").and_then(Value::as_str);
         let kind = kind.or(list.strip_suffix("List")).unwrap_or_default().to_owned();
         match kind.as_str() {
-            "CircuitBreaker" => self.breakers.push(serde_json::from_value(item)?),
+            "CircuitBreaker" => self.breakers.push(Breaker::from(&serde_json::from_value(item)?)),
             "Pod" => self.add_pod(serde_json::from_value(item)?),
             "Namespace" => self.add_namespace(serde_json::from_value(item)?),
             "StatefulSet" => self.add_stateful_set(&serde_json::from_value(item)?),

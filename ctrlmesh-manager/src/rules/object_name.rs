@@ -1,4 +1,4 @@
-//! Names objects as plans, conditions and metrics do: `NAMESPACE/NAME`.
+//! Names objects as plans, conditions and metrics do: `NAMESPACE/NAME`; and says which version of one is newer.
 //!
 //! A part that an object does not have is empty.
 
@@ -15,4 +15,9 @@ pub fn namespace(meta: &ObjectMeta) -> &str {
 
 pub fn name(meta: &ObjectMeta) -> &str {
     meta.name.as_deref().unwrap_or_default()
+}
+
+/// The resourceVersion, which grows with each write; 0 if unknown.
+pub fn resource_version(meta: &ObjectMeta) -> u64 {
+    meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }

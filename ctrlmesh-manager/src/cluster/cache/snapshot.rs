@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
+use ctrlmesh_common::api::ShardingConfig;
 
 use crate::cluster::served_resources::ServedResources;
+use crate::rules::breaker::Breaker;
 use crate::rules::compile::World;
 use crate::rules::evidence::Evidences;
 use crate::rules::label_scheme::Scheme;
@@ -16,8 +17,8 @@ use crate::rules::pod::Member;
 pub struct Snapshot {
     /// Sorted by namespace and name.
     pub configs: Vec<ShardingConfig>,
-    /// Sorted in the same way. They have names, labels, annotations and spec only.
-    pub breakers: Vec<CircuitBreaker>,
+    /// Sorted in the same way.
+    pub breakers: Vec<Breaker>,
     /// Enrolled pods, sorted by namespace and name.
     pub members: Vec<Member>,
     pub namespaces: BTreeSet<String>,

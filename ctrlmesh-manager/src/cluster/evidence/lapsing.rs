@@ -9,14 +9,12 @@ use std::time::Instant;
 
 use ctrlmesh_common::ownership::Ownership;
 
-use super::{InForce, Leader, Revocation};
+use super::{InForce, Leader, Revocation, remember};
 use crate::cluster::plan::Plan;
 use crate::rules::evidence;
+use crate::rules::fenced::lapses;
 use crate::rules::object_name::full_name;
 use crate::rules::pod::PodName;
-
-/// How many policies of each pod are remembered.
-const REMEMBERED: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct LapsingPods {
@@ -39,6 +37,9 @@ impl LapsingPods {
     /// Takes what pods may be sent now, and what their proxies said. Returns whether there is more to hear from them.
     pub(super) fn update(&mut self, plan: &Plan, receipts: impl FnOnce() -> BTreeMap<PodName, InForce>) -> bool {
         let missed = self.missed_changes(plan);
+        if self.by_uid.is_empty() && !plan.snapshot.configs.iter().any(lapses) {
+            return false;
+        }
         let members: BTreeSet<&str> = plan.snapshot.members.iter().map(|pod| pod.uid.as_str()).collect();
         self.by_uid.retain(|uid, pod| members.contains(uid.as_str()) && !missed.contains(&pod.operator));
         for pod in &plan.snapshot.members {
@@ -54,7 +55,7 @@ impl LapsingPods {
             if of_pod.operator != *operator {
                 *of_pod = Lapsing::new(operator.clone());
             }
-            of_pod.sent(policy.digest());
+            remember(&mut of_pod.digests, policy.digest());
         }
         let is_open = |pod: &Lapsing| !pod.was_in_force;
         if self.by_uid.values().any(is_open) {
@@ -109,12 +110,5 @@ impl LapsingPods {
 impl Lapsing {
     fn new(operator: String) -> Self {
         Self { operator, digests: Vec::new(), was_in_force: false }
-    }
-
-    fn sent(&mut self, digest: u64) {
-        if self.digests.last() != Some(&digest) {
-            self.digests.push(digest);
-            self.digests.drain(..self.digests.len().saturating_sub(REMEMBERED));
-        }
     }
 }

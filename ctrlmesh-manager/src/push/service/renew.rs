@@ -96,15 +96,20 @@ pub(super) async fn answer(
     }
     let is_relayed = identity.account == push.accounts.manager;
     if !is_relayed {
+        let mut is_foreign = false;
         // Of a pod that is not known here it is not known either who serves it.
-        asked.policies.retain(|one| served_pod(&push.store, one).is_some());
-        if !asked.policies.iter().all(|one| may_renew(&push.store, &push.accounts, identity, one)) {
+        asked.policies.retain(|one| {
+            let pod = served_pod(&push.store, one);
+            is_foreign |= pod.as_ref().is_some_and(|pod| !may_renew(pod, &push.accounts, identity));
+            pod.is_some()
+        });
+        if is_foreign {
             let status = Status::permission_denied("renews the policy of a pod that it does not serve");
             return Err(push.refuse(Refused::Foreign, identity, status));
         }
-    }
-    if !is_relayed && !push.leadership.is_held() {
-        return push.leader.renew(asked).await.map(Response::new);
+        if !push.leadership.is_held() {
+            return push.leader.renew(asked).await.map(Response::new);
+        }
     }
     let mut confirmed = Vec::new();
     for one in asked.policies {
@@ -116,8 +121,7 @@ pub(super) async fn answer(
 }
 
 /// A node's proxy renews for the pods of its node in which there is no other, a pod for itself.
-fn may_renew(store: &PolicyStore, accounts: &Accounts, identity: &Identity, asked: &PolicyInForce) -> bool {
-    let Some(pod) = served_pod(store, asked) else { return false };
+fn may_renew(pod: &EnrolledPod, accounts: &Accounts, identity: &Identity) -> bool {
     if identity.account == accounts.node {
         return pod.node.is_some() && pod.node == identity.node && pod.is_served_inside() != Some(true);
     }
@@ -226,7 +230,8 @@ mod tests {
             (identity("ns/op", "b", "one"), [false, true, false]),
             (Identity { uid: "another".to_owned(), ..identity("ns/op", "a", "one") }, [false, false, false]),
         ] {
-            let may = ["a", "b", "c"].map(|pod| may_renew(&store, &accounts, &identity, &asked(pod)));
+            let may = |pod| served_pod(&store, &asked(pod)).is_some_and(|pod| may_renew(&pod, &accounts, &identity));
+            let may = ["a", "b", "c"].map(may);
             assert_eq!(may, [a, b, unknown], "{identity:?}");
         }
     }

@@ -66,7 +66,8 @@ pub(super) fn next(
     let is_watched = is_server_fenced(rule) && root.metadata.generation.is_some();
     let unproved = if is_watched { Server::Enforces(0) } else { Server::None };
     let uid = root.metadata.uid.as_deref().unwrap_or_default();
-    let mut evidence = evidence::counted(world.evidence.get(&full_name(&root.metadata)), uid, &current, unproved);
+    let gathered = world.evidence.get(&full_name(&root.metadata));
+    let mut evidence = evidence::counted(gathered, uid, &current, unproved);
     // The API server fences by labels, and proxies by paths.
     let goes_by_labels = is_watched && evidence.server != Server::None && !workload.is_leaving;
     let is_labelled = !goes_by_labels || label_coverage::was_established(root);
@@ -84,8 +85,7 @@ pub(super) fn next(
     let waiting = if !is_labelled && (is_held_up || step.table.revoked.is_some()) {
         vec!["not every object of its kinds is labelled yet: see condition Labelled".to_owned()]
     } else {
-        let gathered = world.evidence.get(&full_name(&root.metadata)).filter(|_| evidence.server == Server::None);
-        awaited(workload, &step, &desired, shards, gathered)
+        awaited(workload, &step, &desired, shards, gathered.filter(|_| evidence.server == Server::None))
     };
     Some(Handover { step, waiting })
 }

@@ -16,7 +16,7 @@ use super::placement::Placement;
 use super::policy;
 use super::{CompiledPolicy, Drafts, Trouble, World};
 use crate::rules::fenced::{is_fenced, is_handing_back, lapses};
-use crate::rules::object_name::{full_name, name, namespace};
+use crate::rules::object_name::{full_name, name, namespace, resource_version};
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, DivideError, Shard};
 use crate::rules::validate;
@@ -127,8 +127,7 @@ impl Operator<'_> {
     /// The resourceVersion of its ShardingConfig. It grows; since Kubernetes 1.35 that is part of the API's
     /// contract.
     pub fn version(&self) -> u64 {
-        let version = self.config.metadata.resource_version.as_deref();
-        version.and_then(|version| version.parse().ok()).unwrap_or_default()
+        resource_version(&self.config.metadata)
     }
 
     pub(super) fn compiled(&self, shard: &str, policy: Policy) -> CompiledPolicy {

@@ -1,3 +1,5 @@
+use ctrlmesh_common::policy::guard::{Bucket, Trigger};
+
 use crate::rules::compile::tests::{compiled, epochs, pod, shard, status};
 use crate::rules::compile::{Compiled, sendable};
 
