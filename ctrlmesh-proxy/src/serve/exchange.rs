@@ -107,13 +107,15 @@ impl Session {
         }
         let took = start.elapsed();
         let write = pending.write.take();
+        let long_running = pending.long_running;
         let response = match &write {
-            // Boxed, so that other requests hold no memory for it.
-            Some(write) => Box::pin(self.send_write(request, info, target, (write, &pending), on_informational)).await,
-            None if pending.long_running => Ok(self.upstream.send(request, on_informational).await?),
-            None => {
-                let deadline = self.server.response_timeout;
-                Ok(self.upstream.send_within(request, deadline, on_informational).await?)
+            None => self.send(request, long_running, on_informational).await,
+            Some(write) => {
+                // Much time may have passed since it was looked at first.
+                self.check_confirmed(pending.validity.as_ref(), info, target)?;
+                let sending = self.send(request, long_running, on_informational);
+                // Boxed, so that other requests hold no memory for it.
+                Box::pin(unless_forbidden(sending, write, pending.validity.as_ref())).await
             }
         }?;
         drop(write);
@@ -133,34 +135,18 @@ impl Session {
         response
     }
 
-    /// Sends a write, as long as nothing forbids it.
-    async fn send_write(
+    async fn send(
         &self,
         request: Request<Relay>,
-        info: &RequestInfo<'_>,
-        target: &PathAndQuery,
-        (write, pending): (&Write, &Pending),
+        long_running: bool,
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, Failure> {
-        // Much time may have passed since it was looked at first.
-        self.check_confirmed(pending.validity.as_ref(), info, target)?;
-        let sending = Box::pin(async {
-            if pending.long_running {
-                self.upstream.send(request, on_informational).await
-            } else {
-                self.upstream.send_within(request, self.server.response_timeout, on_informational).await
-            }
-        });
-        let answered = write.unless_cut(sending);
-        let answered = match &pending.validity {
-            None => answered.await,
-            Some(validity) => tokio::select! {
-                biased;
-                answered = answered => answered,
-                () = validity.over() => return Err(Failure::Lapsed),
-            },
+        let answered = if long_running {
+            self.upstream.send(request, on_informational).await
+        } else {
+            self.upstream.send_within(request, self.server.response_timeout, on_informational).await
         };
-        Ok(answered.ok_or(Failure::Cut)??)
+        Ok(answered?)
     }
 
     fn check_confirmed(
@@ -332,6 +318,24 @@ impl Session {
             (_, None) => Ok(response.map(Content::Plain)),
         }
     }
+}
+
+/// Sends a write, as long as nothing forbids it.
+async fn unless_forbidden(
+    sending: impl Future<Output = Result<Response<Relay>, Failure>>,
+    write: &Write,
+    validity: Option<&Validity>,
+) -> Result<Response<Relay>, Failure> {
+    let answered = write.unless_cut(sending);
+    let answered = match validity {
+        None => answered.await,
+        Some(validity) => tokio::select! {
+            biased;
+            answered = answered => answered,
+            () = validity.over() => return Err(Failure::Lapsed),
+        },
+    };
+    answered.ok_or(Failure::Cut)?
 }
 
 fn outcome(status: StatusCode) -> Outcome {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ctrlmesh_request::decide::Refusal;
 use ctrlmesh_request::request::TargetError;
-use ctrlmesh_request::rewrite::status::Status;
+use ctrlmesh_request::rewrite::status::{RETRY_AFTER_SECONDS, Status};
 use h2::Reason;
 use thiserror::Error;
 
@@ -13,9 +13,6 @@ use crate::metrics::{ClientError, UpstreamError};
 use crate::serve::lock::LockedError;
 use crate::session::Session;
 use crate::upstream::SendError;
-
-/// Sent to clients when the API server cannot be reached, or the memory budget is used up.
-const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// The request gets no answer: the proxy resets its stream, or closes its connection.
 #[derive(Debug, Error)]

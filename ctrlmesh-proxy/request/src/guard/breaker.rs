@@ -1,8 +1,8 @@
 //! The breaker of one rule: a pure state machine over a token bucket.
 //!
-//! Closed → Open, when a request finds the bucket empty → half-open, once the sleeping window is over → Closed, when a
-//! probe succeeds. Half-open lets one request pass at a time, if the bucket holds one: the probe. If the probe fails,
-//! the breaker opens anew.
+//! A closed breaker opens when a request finds the bucket empty. Once the sleeping window is over, it is half-open.
+//! Then one request passes at a time, if the bucket holds one: the probe. If the probe succeeds, the breaker closes. If
+//! it fails, the breaker opens anew.
 
 use ctrlmesh_common::policy::guard::{Guard, Trigger};
 

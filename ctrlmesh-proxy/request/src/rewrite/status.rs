@@ -6,8 +6,8 @@ use super::document::{Encoding, cbor_map, cbor_number, cbor_text, envelope, prot
 use super::lock::LockError;
 use crate::decide::Refusal;
 
-/// When to come again with a write that the manager has to allow first.
-const RETRY_AFTER_SECONDS: u32 = 1;
+/// Sent to clients with a refusal that soon does not hold any more.
+pub const RETRY_AFTER_SECONDS: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
