@@ -1,5 +1,6 @@
 //! CircuitBreakers are applied, changed and reset, and hold what an operator asks of the API server.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use ctrlmesh_common::api::CircuitBreaker;
@@ -197,6 +198,13 @@ impl Bed {
         Operator::start(&self.client, &self.settings, &self.pod, &self.team).await
     }
 
+    /// Waits until the proxy's state folder has an open breaker with this text: it is written beside the request.
+    async fn until_kept(&self, text: &str) {
+        let file = self.settings.state(&self.pod).join(format!("guards/{OPERATOR}_{}", self.pod.name));
+        let is_kept = async || fs::read_to_string(&file).is_ok_and(|kept| kept.contains(text)).then_some(());
+        eventually("the breaker is kept", is_kept).await;
+    }
+
     async fn apply(&self, metadata: &Value, rules: &Value) {
         apply(&self.client, metadata, rules).await;
     }
@@ -221,6 +229,7 @@ async fn circuit_breakers_hold_what_an_operator_asks() {
     // A breaker opens and stays open, also in another process, and while another rule changes.
     assert!(operator.deletes(0).await && operator.deletes(1).await && !operator.deletes(2).await);
     assert_eq!(operator.is_open("deletes").await, Some(true));
+    bed.until_kept(r#""rule":"deletes""#).await;
     operator.sidecar.kill();
     let operator = bed.operator().await;
     assert!(!operator.deletes(2).await);
