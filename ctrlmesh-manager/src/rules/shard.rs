@@ -30,7 +30,7 @@ mod changes;
 mod share;
 mod owned;
 
-pub use assign::{PodRecord, assign, by_ordinal, choose, unserved};
+pub use assign::{Moves, PodRecord, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, adopts, changes, is_of};
 pub use owned::owned;
 use share::ListedBy;

@@ -12,7 +12,7 @@ use ctrlmesh_common::ownership::Ownership;
 use super::World;
 use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
-use crate::rules::shard::{self, PodRecord, Share};
+use crate::rules::shard::{self, Moves, PodRecord, Share};
 
 #[derive(Clone, Debug)]
 pub(super) struct Placement<'a> {
@@ -64,8 +64,8 @@ impl<'a> Placement<'a> {
         let (pods, staying) = (BTreeMap::new(), BTreeMap::new());
         let mut this = Self { root, rule, shares, inactive, first_ordinal, pods, staying };
         let records = this.records(candidates.iter().copied());
-        let settled = !inactive && is_settled(rule, &this.shares, candidates);
-        this.pods = shard::assign(&this.shares, &records, settled);
+        let moves = if inactive { Moves::None } else { moves(rule, &this.shares, candidates) };
+        this.pods = shard::assign(&this.shares, &records, moves);
         let by_stateful_set = candidates.iter().filter_map(|pod| {
             let share = this.by_stateful_set(pod)?;
             Some((pod.name.name.clone(), share.name.clone()))
@@ -141,16 +141,20 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// Whether no rollout is under way and no pod will be replaced. Only then may pods move to other shards.
+/// Which pods may move to other shards: none while a rollout is under way or a pod will be replaced.
 ///
 /// A deleted pod can stay for very long on a dead node. It counts only until there are enough pods, or until
 /// a newer pod has replaced it.
-fn is_settled(rule: &Root, shares: &[Share], candidates: &[&Member]) -> bool {
+fn moves(rule: &Root, shares: &[Share], candidates: &[&Member]) -> Moves {
     let of_target = candidates.iter().filter(|pod| !pod.ended && revision(rule, pod).is_some());
     let (terminating, staying): (Vec<&Member>, Vec<&Member>) = of_target.copied().partition(|pod| pod.terminating);
     let revisions: BTreeSet<_> = staying.iter().filter_map(|pod| revision(rule, pod)).collect();
     let enough = staying.len() >= shares.iter().map(|share| share.replicas).sum();
-    revisions.len() <= 1 && (enough || are_replaced(&terminating, &staying))
+    match revisions.len() {
+        0 | 1 if enough => Moves::All,
+        0 | 1 if are_replaced(&terminating, &staying) => Moves::Ready,
+        _ => Moves::None,
+    }
 }
 
 /// Whether each of `terminating` has a pod in `staying` that was created after its deletion.

@@ -23,6 +23,16 @@ pub struct PodRecord {
     pub created_at: Option<i64>,
 }
 
+/// Which pods of a Deployment may move to another shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// A rollout is under way, or a pod will be replaced.
+    None,
+    /// There are fewer pods than there should be. One that is not ready may be new, and the next may be on its way.
+    Ready,
+    All,
+}
+
 /// In the order of the shards, as many pods each as it should have. Further pods go to the normal shards in
 /// turn. `None` if there is no shard.
 pub fn by_ordinal(shares: &[Share], ordinal: u32) -> Option<&Share> {
@@ -60,9 +70,8 @@ pub fn choose<'a>(shares: &'a [Share], records: &[PodRecord], revision: &str) ->
 
 /// The shard of every pod, by name. A pod keeps its shard while that exists.
 ///
-/// If `settled` (one revision, and no pod will be replaced), pods also move: to a shard without any, and from
-/// shards with too many to those with too few.
-pub fn assign(shares: &[Share], records: &[PodRecord], settled: bool) -> BTreeMap<String, String> {
+/// Pods that may move do so: to a shard without any, and from shards with too many to those with too few.
+pub fn assign(shares: &[Share], records: &[PodRecord], moves: Moves) -> BTreeMap<String, String> {
     let mut records = records.to_vec();
     records.sort_by(|one, other| one.pod.cmp(&other.pod));
     for record in &mut records {
@@ -74,10 +83,8 @@ pub fn assign(shares: &[Share], records: &[PodRecord], settled: bool) -> BTreeMa
             records[at].shard = choose(shares, &records, &records[at].revision).map(|share| share.name.clone());
         }
     }
-    if settled {
-        while let Some((pod, to)) = misplaced(shares, &records) {
-            records[pod].shard = Some(to);
-        }
+    while let Some((pod, to)) = misplaced(shares, &records, moves) {
+        records[pod].shard = Some(to);
     }
     records.into_iter().filter_map(|record| Some((record.pod, record.shard?))).collect()
 }
@@ -91,7 +98,7 @@ pub fn unserved<'a>(
 }
 
 /// A pod that another shard needs more, and that shard. Every move reduces what is lacking, so the moves end.
-fn misplaced(shares: &[Share], records: &[PodRecord]) -> Option<(usize, String)> {
+fn misplaced(shares: &[Share], records: &[PodRecord], moves: Moves) -> Option<(usize, String)> {
     let count = |share: &Share| {
         let of_share = |record: &&PodRecord| !record.terminating && record.shard.as_deref() == Some(&share.name);
         records.iter().filter(of_share).count()
@@ -109,16 +116,20 @@ fn misplaced(shares: &[Share], records: &[PodRecord]) -> Option<(usize, String)>
         (None, Some((to, _))) => (most(&surplus)?, to),
         (None, None) => return None,
     };
-    Some((standby(records, &from.name)?, to.name.clone()))
+    Some((standby(records, &from.name, moves)?, to.name.clone()))
 }
 
 /// The pod of `shard` that is least likely to lead: one that is not ready, or else the youngest. Never the only one
 /// that is ready.
-fn standby(records: &[PodRecord], shard: &str) -> Option<usize> {
+fn standby(records: &[PodRecord], shard: &str, moves: Moves) -> Option<usize> {
     let staying = |record: &&PodRecord| !record.terminating && record.shard.as_deref() == Some(shard);
     let ready = records.iter().filter(staying).filter(|record| record.ready).count();
     let all = records.iter().enumerate().filter(|(_, record)| staying(record));
-    let may_go = all.filter(|(_, record)| !record.ready || ready > 1);
+    let may_go = all.filter(|(_, record)| match moves {
+        Moves::None => false,
+        Moves::Ready => record.ready && ready > 1,
+        Moves::All => !record.ready || ready > 1,
+    });
     let standby = may_go.max_by_key(|(at, record)| (!record.ready, record.created_at, *at));
     standby.map(|(at, _)| at)
 }

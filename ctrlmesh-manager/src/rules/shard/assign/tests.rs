@@ -35,7 +35,7 @@ fn a_standby_moves_and_never_the_only_ready_pod() {
         ..record(pod, "r", Some("s0"))
     };
     let moved = |records: &[PodRecord]| -> Vec<String> {
-        let assignment = assign(&shares, records, true);
+        let assignment = assign(&shares, records, Moves::All);
         assignment.into_iter().filter(|(_, shard)| shard == "s1").map(|(pod, _)| pod).collect()
     };
     assert_eq!(moved(&[pod("a", true, 5), pod("b", true, 9), pod("c", true, 7)]), ["b"], "the youngest");
@@ -44,6 +44,23 @@ fn a_standby_moves_and_never_the_only_ready_pod() {
     let mut leaves = pod("c", true, 1);
     leaves.terminating = true;
     assert_eq!(moved(&[pod("a", true, 5), pod("b", false, 3), leaves]), ["b"]);
+}
+
+#[test]
+fn with_too_few_pods_only_a_ready_one_moves() {
+    let shares = shares(&[2, 2]);
+    let pod = |pod: &str, ready: bool| PodRecord { ready, ..record(pod, "r", Some("s0")) };
+    let moved = |records: &[PodRecord]| {
+        let after = assigned(&shares, records, Moves::Ready);
+        after
+            .into_iter()
+            .filter(|record| record.shard.as_deref() == Some("s1"))
+            .map(|record| record.pod)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(moved(&[pod("a", false), pod("b", false)]), Vec::<String>::new(), "two more are on their way");
+    assert_eq!(moved(&[pod("a", true), pod("b", false)]), Vec::<String>::new(), "the shard's only ready one");
+    assert_eq!(moved(&[pod("a", true), pod("b", true), pod("c", false)]), ["b"]);
 }
 
 /// Pods that stay, by shard.
@@ -55,8 +72,8 @@ fn counts(shares: &[Share], records: &[PodRecord]) -> Vec<usize> {
     shares.iter().map(of).collect()
 }
 
-fn assigned(shares: &[Share], records: &[PodRecord], settled: bool) -> Vec<PodRecord> {
-    let assignment = assign(shares, records, settled);
+fn assigned(shares: &[Share], records: &[PodRecord], moves: Moves) -> Vec<PodRecord> {
+    let assignment = assign(shares, records, moves);
     let with = |record: &PodRecord| PodRecord { shard: assignment.get(&record.pod).cloned(), ..record.clone() };
     records.iter().map(with).collect()
 }
@@ -112,18 +129,18 @@ fn a_new_revision_is_divided_anew_beside_the_old() {
 fn pods_move_only_to_shards_that_lack_them_once_all_is_settled() {
     let shares = shares(&[1, 1, 1]);
     let records = [record("a", "r", Some("s1")), record("b", "r", Some("s1")), record("c", "r", Some("s0"))];
-    assert_eq!(assigned(&shares, &records, false), records);
-    assert_eq!(counts(&shares, &assigned(&shares, &records, true)), [1, 1, 1]);
+    assert_eq!(assigned(&shares, &records, Moves::None), records);
+    assert_eq!(counts(&shares, &assigned(&shares, &records, Moves::All)), [1, 1, 1]);
     let gone = [record("a", "r", Some("s7")), record("b", "r", Some("s1"))];
-    assert_eq!(counts(&shares, &assigned(&shares, &gone, false)), [1, 1, 0], "its shard is no more");
+    assert_eq!(counts(&shares, &assigned(&shares, &gone, Moves::None)), [1, 1, 0], "its shard is no more");
 }
 
 #[test]
 fn shards_without_a_pod_are_reported() {
     let shares = shares(&[1, 1, 1]);
-    let assignment = assign(&shares, &[record("a", "r", None)], true);
+    let assignment = assign(&shares, &[record("a", "r", None)], Moves::All);
     assert_eq!(unserved(&shares, &assignment).collect::<Vec<_>>(), ["s1", "s2"]);
-    assert_eq!(assign(&[], &[record("a", "r", None)], true), BTreeMap::new());
+    assert_eq!(assign(&[], &[record("a", "r", None)], Moves::All), BTreeMap::new());
 }
 
 fn any_records() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
@@ -142,23 +159,27 @@ fn any_records() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
     })
 }
 
+fn any_moves() -> impl Strategy<Value = Moves> {
+    prop_oneof![Just(Moves::None), Just(Moves::Ready), Just(Moves::All)]
+}
+
 proptest! {
     #[test]
-    fn every_pod_has_a_shard_that_exists((shares, records) in any_records(), settled: bool) {
-        let assignment = assign(&shares, &records, settled);
+    fn every_pod_has_a_shard_that_exists((shares, records) in any_records(), moves in any_moves()) {
+        let assignment = assign(&shares, &records, moves);
         prop_assert_eq!(assignment.len(), records.len());
         prop_assert!(assignment.values().all(|name| shares.iter().any(|share| share.name == *name)));
     }
 
     #[test]
-    fn assigning_again_changes_nothing((shares, records) in any_records(), settled: bool) {
-        let once = assigned(&shares, &records, settled);
-        prop_assert_eq!(assigned(&shares, &once, settled), once);
+    fn assigning_again_changes_nothing((shares, records) in any_records(), moves in any_moves()) {
+        let once = assigned(&shares, &records, moves);
+        prop_assert_eq!(assigned(&shares, &once, moves), once);
     }
 
     #[test]
     fn no_pod_moves_while_something_is_under_way((shares, records) in any_records()) {
-        let assignment = assign(&shares, &records, false);
+        let assignment = assign(&shares, &records, Moves::None);
         for record in &records {
             if let Some(shard) = record.shard.as_ref().filter(|name| shares.iter().any(|share| share.name == **name)) {
                 prop_assert_eq!(&assignment[&record.pod], shard);
@@ -168,7 +189,7 @@ proptest! {
 
     #[test]
     fn once_settled_no_shard_is_empty_for_no_reason((shares, records) in any_records()) {
-        let counts = counts(&shares, &assigned(&shares, &records, true));
+        let counts = counts(&shares, &assigned(&shares, &records, Moves::All));
         let pods: usize = counts.iter().sum();
         prop_assert!(pods < shares.len() || counts.iter().all(|pods| *pods > 0), "{:?}", counts);
         let wanted: usize = shares.iter().map(|share| share.replicas).sum();
@@ -186,7 +207,7 @@ proptest! {
         let shares = shares(&replicas);
         let wanted: usize = replicas.iter().sum();
         let fresh = |revision: &str| (0..wanted).map(|at| record(&format!("{revision}-{at:02}"), revision, None)).collect::<Vec<_>>();
-        let mut records = assigned(&shares, &fresh("old"), true);
+        let mut records = assigned(&shares, &fresh("old"), Moves::All);
         prop_assert_eq!(counts(&shares, &records), replicas.clone());
         let mut order = order.into_iter().cycle();
         for new in fresh("new") {
@@ -197,11 +218,11 @@ proptest! {
             }
             let before = records.clone();
             records.push(new);
-            records = assigned(&shares, &records, false);
+            records = assigned(&shares, &records, Moves::None);
             prop_assert_eq!(&records[..before.len()], &before[..]);
         }
         records.retain(|record| record.revision == "new");
         prop_assert_eq!(counts(&shares, &records), replicas);
-        prop_assert_eq!(assigned(&shares, &records, true), records);
+        prop_assert_eq!(assigned(&shares, &records, Moves::All), records);
     }
 }
