@@ -48,6 +48,9 @@ pub const MAX_POLICY_BYTES: usize = 2 * 1024 * 1024;
 /// Longest reason for a refusal that is sent, in bytes.
 pub const MAX_REASON_BYTES: usize = 1024;
 
+/// Rules of one pod of which the state is reported.
+pub const MAX_GUARD_STATES: usize = 1024;
+
 /// FNV-1a of 64 bits. It detects changes and damage, not forgery.
 pub fn digest(text: &[u8]) -> u64 {
     fnv1a(text)
@@ -83,11 +86,16 @@ mod tests {
         PodId { namespace: "n".into(), name: "p".into(), uid: "u".into() }
     }
 
+    fn guard_state() -> GuardState {
+        GuardState { breaker: "n/b".into(), rule: "r".into(), open: true, changed_at: 300, allowed: 5, refused: 6 }
+    }
+
     /// The messages of the stream of policies, with every field set, and their bytes.
-    fn stream_samples() -> [(Vec<u8>, &'static str); 3] {
+    fn stream_samples() -> [(Vec<u8>, &'static str); 4] {
         let known = PolicySummary { pod: Some(pod()), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
         let hello = Hello { node: "node".into(), pod: Some(pod()), version: "0.1".into(), known: vec![known] };
         let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
+        let guards = GuardReport { pod: Some(pod()), states: vec![guard_state()] };
         let entry = PodEntry {
             pod: Some(pod()),
             digest: 1,
@@ -101,6 +109,7 @@ mod tests {
             more: true,
             ticket: Bytes::from_static(b"v"),
             servers: vec!["10.0.0.1:443".into()],
+            guard_reports: true,
         };
         [
             (
@@ -112,16 +121,27 @@ mod tests {
                 "121a0a090a016e1201701a0175110100000000000000180222026e6f",
             ),
             (
+                Report { content: Some(Content::Guards(guards)) }.encode_to_vec(),
+                "1a1e0a090a016e1201701a017512110a036e2f62120172180120ac0228053006",
+            ),
+            (
                 update.encode_to_vec(),
-                "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a343433",
+                "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a3434333001",
             ),
         ]
     }
 
     /// The same of all other messages.
     fn call_samples() -> [(Vec<u8>, &'static str); 8] {
-        let receipt =
-            Receipt { pod: Some(pod()), epoch: 2, refused: "no".into(), connected: true, last_contact: 300, digest: 1 };
+        let receipt = Receipt {
+            pod: Some(pod()),
+            epoch: 2,
+            refused: "no".into(),
+            connected: true,
+            last_contact: 300,
+            digest: 1,
+            guards: vec![guard_state()],
+        };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
         let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
         [
@@ -129,7 +149,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 Receipts { receipts: vec![receipt] }.encode_to_vec(),
-                "0a1f0a090a016e1201701a017510021a026e6f200128ac02310100000000000000",
+                "0a320a090a016e1201701a017510021a026e6f200128ac023101000000000000003a110a036e2f62120172180120ac0228053006",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

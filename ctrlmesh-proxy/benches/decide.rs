@@ -1,7 +1,7 @@
-//! What does it cost to decide about a request, with a fence on writes and without?
+//! What does it cost to decide about a request, with a fence on writes and without? And what do 64 guards add?
 //!
-//! `cargo bench -p ctrlmesh-proxy --bench decide [-- --quick]`. Each figure is the median of the rounds, in nanoseconds
-//! a request, with the least and the greatest. A round decides about all requests of its row in turn.
+//! `cargo bench -p ctrlmesh-proxy --bench decide [-- [guard] [--quick]]`. Each figure is the median of the rounds, in
+//! nanoseconds a request, with the least and the greatest. A round decides about all requests of its row in turn.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench prints, or panics")]
 #![allow(clippy::cast_precision_loss, reason = "what is counted is far below 2^52")]
 
@@ -10,12 +10,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ctrlmesh_common::policy::{Fence, Limit, Lock, Policy};
+use ctrlmesh_common::policy::guard::{Bucket, RequestMatch, Trigger};
+use ctrlmesh_common::policy::{Fence, Guard, Limit, Lock, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::slots::SlotSet;
 use ctrlmesh_proxy::policy::Writes;
 use ctrlmesh_request::decide;
+use ctrlmesh_request::guard::{Guards, Moment};
 use ctrlmesh_request::request::RequestInfo;
 
 /// Method and target.
@@ -47,21 +49,79 @@ fn main() {
         return;
     }
     let times = if arguments.iter().any(|argument| argument == "--quick") { 2_000 } else { 100_000 };
+    if arguments.iter().any(|argument| argument == "guard") {
+        guards(times);
+    } else {
+        decides(times);
+    }
+}
+
+fn decides(times: usize) {
     println!("ns a request             | without a fence          | with one");
     for (name, lines) in [("reads", READS), ("writes", WRITES)] {
-        let requests: Vec<RequestInfo<'_>> =
-            lines.iter().map(|(method, target)| RequestInfo::parse(method, target).unwrap()).collect();
-        let [without, with] = [policy(None), policy(Some(fence()))].map(Arc::new);
-        // In turn, so that both see the same machine.
-        let mut figures = [Vec::new(), Vec::new()];
-        for round in 0..ROUNDS {
-            for at in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
-                figures[at].push(round_of([&without, &with][at], &requests, times));
-            }
-        }
-        let [without, with] = figures.map(spread);
+        let requests = parsed(lines);
+        let policies = [policy(None), policy(Some(fence()))].map(Arc::new);
+        let [without, with] = in_turn(|at| round_of(&policies[at], &requests, times));
         println!("decide and count, {name:<6} | {without:<24} | {with}");
     }
+}
+
+/// Without guards, the proxy asks none.
+fn guards(times: usize) {
+    println!("ns that guards add       | 64, none matches         | 64, all match");
+    for (name, lines) in [("reads", READS), ("writes", WRITES)] {
+        let requests = parsed(lines);
+        let mut guards = ["evict", "*"].map(|verb| {
+            let mut guards = Guards::default();
+            guards.replace(&(0..64).map(|number| guard(number, verb)).collect::<Vec<_>>(), Moment(0));
+            guards
+        });
+        let mut now = 0;
+        let [none, all] = in_turn(|at| {
+            let begun = Instant::now();
+            for _ in 0..times {
+                for request in &requests {
+                    now += 1_000_000;
+                    black_box(guards[at].admit(black_box(request), Moment(now)).is_ok());
+                }
+            }
+            begun.elapsed().as_nanos() as f64 / (times * requests.len()) as f64
+        });
+        println!("admit, {name:<17} | {none:<24} | {all}");
+    }
+}
+
+/// A limit that lets every request of the bench pass.
+fn guard(number: usize, verb: &str) -> Guard {
+    let all = || vec!["*".to_owned()];
+    let requests =
+        RequestMatch { api_groups: all(), resources: all(), verbs: vec![verb.to_owned()], namespaces: all() };
+    Guard {
+        breaker: format!("ops/breaker-{}", number / 8),
+        rule: format!("rule-{number}"),
+        bucket: Some(Bucket { burst: 1000, limit: 1_000_000, interval_nanoseconds: 1_000_000_000 }),
+        part: None,
+        trigger: Trigger::Normal,
+        sleeping_window_nanoseconds: None,
+        requests: vec![requests],
+        reset: None,
+        holds: false,
+    }
+}
+
+fn parsed(lines: &[Line]) -> Vec<RequestInfo<'static>> {
+    lines.iter().map(|(method, target)| RequestInfo::parse(method, target).unwrap()).collect()
+}
+
+/// The figures of two cases. In turn, so that both see the same machine.
+fn in_turn(mut round_of: impl FnMut(usize) -> f64) -> [String; 2] {
+    let mut figures = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        for at in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+            figures[at].push(round_of(at));
+        }
+    }
+    figures.map(spread)
 }
 
 /// Nanoseconds a request.

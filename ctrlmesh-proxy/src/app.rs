@@ -32,9 +32,8 @@ use crate::net::tls::issue::{ServingCertificate, Source};
 use crate::net::tls::trust::Trust;
 use crate::node::{self, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
 use crate::policy;
-use crate::policy::settle::Publish;
 use crate::policy::subscription;
-use crate::policy::subscription::PodSubscription;
+use crate::policy::subscription::{PodSubscription, Publications};
 use crate::policy::{History, HistoryFile, LoadError, StoreError, Validity};
 use crate::session::{Policies, ServedPod};
 use crate::upstream::{Address, Target};
@@ -109,7 +108,7 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     let PodSubscription { policy, publish, validity } = match &manager {
         None => {
             let policy = policy::enforce(args.policy.source(), pod, metrics, drain, never)?;
-            PodSubscription { policy, publish: Publish::default(), validity: Validity::default() }
+            PodSubscription { policy, publish: Publications::default(), validity: Validity::default() }
         }
         Some(manager) => {
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;

@@ -1,11 +1,11 @@
 //! The guards of one pod at work: rules and their states, clock, metrics and file.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::policy::{Guard, Policy};
+use ctrlmesh_common::wire::{GuardState, MAX_GUARD_STATES};
 use ctrlmesh_request::guard::{Guards, Moment, OpenRule, ProbeId, Refused};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_runtime::boot_clock;
@@ -13,19 +13,30 @@ use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_runtime::telemetry;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::metrics::{Metrics, RuleMetrics};
-use crate::policy::pod_file::{FileKind, PodFile};
-use crate::policy::{Current, PodName};
+use crate::policy::{Current, PublishGuards};
+
+mod file;
+
+pub use file::GuardFile;
 
 /// Between two writes of the file: breakers may open and close often.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a request is held. Many clients give one up after 30 s.
+const HOLD: Duration = Duration::from_secs(20);
+
+/// Between two reports to the manager.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The same, where only counts have changed: each report becomes a write to the API server.
+const COUNTS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The guards of one pod. Its connections share them.
 #[derive(Debug)]
@@ -35,6 +46,10 @@ pub struct PodGuards {
     kept: Option<GuardFile>,
     /// Notified when the file is to be written.
     unsaved: Notify,
+    /// Notified when rules came, went, opened or closed.
+    unreported: Notify,
+    /// The same, for requests that are held.
+    changed: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -44,12 +59,28 @@ struct State {
     policy: Option<Arc<Policy>>,
     guards: Guards,
     /// Of each guard, in the same order.
-    metrics: Vec<RuleMetrics>,
+    rules: Vec<RuleRecord>,
     /// [`Guards::changes`] when the metrics were last written.
     shown: u64,
     /// The breakers that are open, as the file is to have them.
     open: Vec<OpenRule>,
     is_saved: bool,
+}
+
+/// What a rule has done in this pod.
+#[derive(Debug)]
+struct RuleRecord {
+    metrics: RuleMetrics,
+    allowed: u64,
+    refused: u64,
+    changed_at: Option<SystemTime>,
+}
+
+/// A request that waits for an open breaker to close.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    until: Instant,
+    changed: watch::Receiver<()>,
 }
 
 /// A request that is to show whether breakers can close. Dropped without an answer after it was sent, it has failed.
@@ -61,36 +92,24 @@ pub(crate) struct Probe {
     succeeded: bool,
 }
 
-/// Where a pod's open breakers are kept for the next process. Tokens are not kept.
-#[derive(Clone, Debug)]
-pub struct GuardFile {
-    file: PodFile,
-    /// The pod's UID, or empty: the breakers of another pod of the same name do not count.
-    uid: String,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StoredGuards {
-    uid: String,
-    open: Vec<OpenRule>,
-}
-
 impl PodGuards {
     /// Follows the guards of `current`, and begins with the breakers that another process left open.
     pub fn new(current: Current, metrics: &Arc<Metrics>, kept: Option<GuardFile>) -> Arc<Self> {
         let open = kept.as_ref().map(GuardFile::read).unwrap_or_default();
         let guards = Guards::restored(open.clone(), now());
-        let state = State { current, policy: None, guards, metrics: Vec::new(), shown: 0, open, is_saved: true };
-        let guards = Self { state: Mutex::new(state), metrics: metrics.clone(), kept, unsaved: Notify::new() };
-        drop(guards.latest_state());
+        let state = State { current, policy: None, guards, rules: Vec::new(), shown: 0, open, is_saved: true };
+        let (unsaved, unreported) = (Notify::new(), Notify::new());
+        let (metrics, changed) = (metrics.clone(), watch::Sender::new(()));
+        let guards = Self { state: Mutex::new(state), metrics, kept, unsaved, unreported, changed };
+        // When another process opened a breaker is not known.
+        guards.latest_state().rules.iter_mut().for_each(|rule| rule.changed_at = None);
         Arc::new(guards)
     }
 
-    /// Takes each change of the policy, and writes the file, until shutdown or until the pod is `gone`. Requests take a
-    /// change, too; so this is for what shows without a request: metrics, and resets that come and go. After shutdown
-    /// has begun, the file is the next process's.
-    pub async fn follow(self: Arc<Self>, drain: Drain, gone: Option<CancellationToken>) {
+    /// Takes each change of the policy, writes the file, and reports to the manager, until shutdown or until the pod is
+    /// `gone`. Requests take a change, too; so this is for what shows without a request: metrics, and resets that come
+    /// and go. After shutdown has begun, the file is the next process's.
+    pub async fn follow(self: Arc<Self>, publish: PublishGuards, drain: Drain, gone: Option<CancellationToken>) {
         let mut current = lock(&self.state).current.clone();
         let gone = async {
             match &gone {
@@ -116,8 +135,37 @@ impl PodGuards {
             () = gone => return,
             () = following => {}
             () = saving => {}
+            () = self.report(publish) => {}
         }
         self.clone().save_aside().await;
+    }
+
+    /// Publishes the states of the guards as they change.
+    async fn report(&self, publish: PublishGuards) {
+        loop {
+            let states = self.states();
+            let counts = if states.is_empty() { None } else { Some(COUNTS_INTERVAL) };
+            publish.publish(states);
+            time::sleep(REPORT_INTERVAL).await;
+            let counted = async {
+                match counts {
+                    Some(interval) => time::sleep(interval).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.unreported.notified() => {}
+                () = counted => {}
+            }
+        }
+    }
+
+    fn states(&self) -> Vec<GuardState> {
+        let state = lock(&self.state);
+        let states = state.guards.states().zip(&state.rules).take(MAX_GUARD_STATES);
+        let states = states.map(|((guard, open), rule)| rule.state(guard, open)).collect();
+        drop(state);
+        states
     }
 
     /// Writes the file in another thread.
@@ -139,27 +187,35 @@ impl PodGuards {
         }
     }
 
-    /// Charges a request to every rule that matches it. It may pass as a probe.
-    pub(crate) fn admit(self: &Arc<Self>, info: &RequestInfo<'_>) -> Result<Option<Probe>, Refused> {
+    /// Charges a request to every rule that matches it. It may pass as a probe. A refusal does not count where the
+    /// request `may_hold` and the rules say that it is held.
+    pub(crate) fn admit(self: &Arc<Self>, info: &RequestInfo<'_>, may_hold: bool) -> Result<Option<Probe>, Refused> {
         let mut state = self.latest_state();
         match state.guards.admit(info, now()) {
             Ok(admitted) => {
                 for at in admitted.charged {
-                    state.metrics[at].allowed.inc();
+                    state.rules[at].allowed();
                 }
                 let probe = admitted.probe.map(|id| Probe { of: self.clone(), id, is_sent: false, succeeded: false });
                 drop(state);
                 Ok(probe)
             }
             Err((refused, refusing)) => {
-                for at in refusing {
-                    state.metrics[at].refused.inc();
+                if !may_hold || !refused.holds {
+                    for at in refusing {
+                        state.rules[at].refused();
+                    }
                 }
                 self.show(&mut state);
                 drop(state);
                 Err(refused)
             }
         }
+    }
+
+    /// For a request that may be held.
+    pub(crate) fn hold(&self) -> Hold {
+        Hold { until: Instant::now() + HOLD, changed: self.changed.subscribe() }
     }
 
     fn end_probe(&self, &Probe { id, is_sent, succeeded, .. }: &Probe) {
@@ -179,12 +235,16 @@ impl PodGuards {
         if let Some(policy) = state.latest() {
             let is_same = state.policy.as_ref().is_some_and(|before| before.guards() == policy.guards());
             if !is_same {
-                let State { guards, metrics, .. } = &mut *state;
-                let former = guards.states().map(|(guard, _)| name(guard)).zip(metrics.drain(..));
-                let mut former: HashMap<String, RuleMetrics> = former.collect();
-                let of_rule = |name| former.remove(&name).unwrap_or_else(|| self.metrics.guards.rule(name));
-                metrics.extend(policy.guards().iter().map(name).map(of_rule));
-                guards.replace(policy.guards());
+                let State { guards, rules, .. } = &mut *state;
+                let former = guards.states().map(|(guard, _)| name(guard)).zip(rules.drain(..));
+                let mut former: HashMap<String, RuleRecord> = former.collect();
+                let of_rule = |name| {
+                    let known = former.remove(&name);
+                    known.unwrap_or_else(|| RuleRecord::new(self.metrics.guards.rule(name)))
+                };
+                rules.extend(policy.guards().iter().map(name).map(of_rule));
+                guards.replace(policy.guards(), now());
+                self.unreported.notify_one();
             }
             state.policy = Some(policy);
             self.show(&mut state);
@@ -198,9 +258,12 @@ impl PodGuards {
         if std::mem::replace(&mut state.shown, changes) == changes {
             return;
         }
-        let State { guards, metrics, open, is_saved, .. } = state;
-        for ((guard, is_open), metrics) in guards.states().zip(metrics) {
-            if metrics.set_open(is_open) {
+        self.changed.send_replace(());
+        let State { guards, rules, open, is_saved, .. } = state;
+        for ((guard, is_open), rule) in guards.states().zip(rules) {
+            if rule.metrics.set_open(is_open) {
+                rule.changed_at = Some(SystemTime::now());
+                self.unreported.notify_one();
                 let (breaker, rule) = (&guard.breaker, &guard.rule);
                 info!(breaker, rule, open = is_open, "circuit breaker changed");
             }
@@ -213,12 +276,58 @@ impl PodGuards {
     }
 }
 
+impl RuleRecord {
+    fn new(metrics: RuleMetrics) -> Self {
+        Self { metrics, allowed: 0, refused: 0, changed_at: None }
+    }
+
+    /// As it is reported.
+    fn state(&self, guard: &Guard, open: bool) -> GuardState {
+        GuardState {
+            breaker: guard.breaker.clone(),
+            rule: guard.rule.clone(),
+            open,
+            changed_at: self.changed_at.map_or(0, milliseconds),
+            allowed: self.allowed,
+            refused: self.refused,
+        }
+    }
+
+    fn allowed(&mut self) {
+        self.allowed += 1;
+        self.metrics.allowed.inc();
+    }
+
+    fn refused(&mut self) {
+        self.refused += 1;
+        self.metrics.refused.inc();
+    }
+}
+
 impl State {
     /// The policy in force, if it is another.
     fn latest(&mut self) -> Option<Arc<Policy>> {
         let latest = self.current.borrow_and_update();
         let is_known = self.policy.as_ref().is_some_and(|policy| Arc::ptr_eq(policy, &latest));
         (!is_known).then(|| latest.clone())
+    }
+}
+
+impl Hold {
+    /// Whether the request may be held for longer. What changes from here on ends the next wait.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        self.changed.mark_unchanged();
+        Instant::now() < self.until
+    }
+
+    /// Waits until a rule changes, until the refusal's time has come, or until the hold is over.
+    pub(crate) async fn wait(&mut self, refused: &Refused) {
+        let next = refused.retry_after.map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
+        tokio::select! {
+            () = time::sleep_until(next.map_or(self.until, |next| next.min(self.until))) => {}
+            // The pod is served as long as its requests are.
+            _ = self.changed.changed() => {}
+        }
     }
 }
 
@@ -240,34 +349,15 @@ impl Drop for Probe {
     }
 }
 
-impl GuardFile {
-    /// `state` is the state folder.
-    pub fn of(state: &Path, pod: Option<&PodName>, uid: &str) -> Self {
-        Self { file: PodFile::of(FileKind::Guards, state, pod), uid: uid.to_owned() }
-    }
-
-    /// Where the file cannot be read, every breaker begins closed.
-    fn read(&self) -> Vec<OpenRule> {
-        let stored = self.file.read::<StoredGuards>().unwrap_or_else(|error| {
-            let error = telemetry::chain(&error);
-            warn!(error, file = %self.file.path().display(), "circuit breakers begin closed");
-            None
-        });
-        stored.filter(|stored| stored.uid == self.uid).map(|stored| stored.open).unwrap_or_default()
-    }
-
-    fn write(&self, open: &[OpenRule]) {
-        let stored = StoredGuards { uid: self.uid.clone(), open: open.to_vec() };
-        if let Err(error) = self.file.replace(&stored) {
-            let error = telemetry::chain(&error);
-            warn!(error, file = %self.file.path().display(), "a restart has the circuit breakers from before");
-        }
-    }
-}
-
 /// By the clock that is the same for every process until the machine starts anew.
 fn now() -> Moment {
     Moment(u64::try_from(boot_clock::now().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Since 1970.
+fn milliseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn name(guard: &Guard) -> String {

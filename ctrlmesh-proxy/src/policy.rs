@@ -23,11 +23,13 @@ pub mod settle;
 mod validity;
 mod store;
 mod api_servers;
+mod guard_reports;
 pub mod subscription;
 
 pub use ctrlmesh_common::pod_name::PodName;
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};
+pub use guard_reports::{GuardReports, PublishGuards};
 pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersions, ReadOf, Reading};
 pub use loss::loses;
 pub use pod_file::remove_abandoned;

@@ -10,6 +10,7 @@ mod refuse;
 mod websocket;
 mod version_check;
 mod failure;
+mod admission;
 mod exchange;
 mod tap;
 mod http1;

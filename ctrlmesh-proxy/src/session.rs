@@ -17,7 +17,8 @@ use crate::guard::PodGuards;
 use crate::metrics::{Metrics, Open};
 use crate::net::accept::{ConnectionGuard, PodSlot};
 use crate::net::body::UnreadBytes;
-use crate::policy::settle::{Publish, UnderWay};
+use crate::policy::settle::UnderWay;
+use crate::policy::subscription::Publications;
 use crate::policy::{Current, History, Validity, Writes};
 use crate::session::collect_budget::CollectBudget;
 use crate::session::policy_view::PolicyView;
@@ -104,11 +105,11 @@ impl ServedPod {
 
     /// Settles each policy and follows its guards, as long as the pod is served. Writes that a new policy forbids have
     /// `timeout` to end.
-    pub fn settle(&self, timeout: Duration, publish: Publish, drain: &Drain) {
+    pub fn settle(&self, timeout: Duration, publish: Publications, drain: &Drain) {
         let Self { policy, history, writes, guards, gone, .. } = self.clone();
-        drain.spawn(guards.follow(drain.clone(), gone.clone()));
+        drain.spawn(guards.follow(publish.guards, drain.clone(), gone.clone()));
         let under_way = UnderWay { policy, writes, history };
-        drain.spawn(under_way.settle(timeout, publish, drain.clone(), gone));
+        drain.spawn(under_way.settle(timeout, publish.settled, drain.clone(), gone));
     }
 }
 

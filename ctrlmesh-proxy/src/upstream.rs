@@ -25,6 +25,7 @@ use tokio::time;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::metrics;
@@ -34,6 +35,8 @@ use crate::net::body::{Relay, UnreadBytes};
 use crate::net::tls::stream::ClientStream;
 use crate::net::tls::trust::Trust;
 use ctrlmesh_runtime::drain::Drain;
+
+pub use http2::UsedConnection;
 
 /// An API server without HTTP/2 is tried again after this time: it may have been replaced.
 const HTTP1_ONLY_TTL: Duration = Duration::from_mins(10);
@@ -161,13 +164,19 @@ impl Dialer {
         Ok(stream)
     }
 
-    /// Opens a connection and begins TLS on it.
-    async fn dial(&self, target: &Target, http2: bool, until: Instant) -> Result<ClientStream, SendError> {
+    /// Opens a connection and begins TLS on it. It is reset where it is dropped after `reset`.
+    async fn dial(
+        &self,
+        target: &Target,
+        http2: bool,
+        until: Instant,
+        reset: &CancellationToken,
+    ) -> Result<ClientStream, SendError> {
         let stream = self.connect_until(&target.address, until).await?;
         let client = self.trust.client();
         let config = if http2 { client.http2 } else { client.http1 };
         let handshake = handshake(config, target.name.clone(), stream);
-        let stream = time::timeout_at(until, handshake)
+        let mut stream = time::timeout_at(until, handshake)
             .await
             .map_err(|_elapsed| self.too_late())
             .and_then(|done| done.map_err(SendError::Tls))
@@ -177,6 +186,7 @@ impl Dialer {
             return Err(SendError::Protocol);
         }
         debug!(upstream.name = ?target.name, http2, "connected");
+        stream.reset_when(reset.clone());
         Ok(stream)
     }
 
@@ -207,14 +217,16 @@ impl Upstream {
     }
 
     /// Sends a request and returns the response once its head is there; `on_informational` gets each 1xx before that.
+    /// Stores the connection in `used`.
     pub async fn send(
         &self,
+        used: &UsedConnection,
         request: Request<Relay>,
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
         match self {
             Upstream::Http1(pool) => pool.send(request).await,
-            Upstream::Http2(pool) => pool.send(request, &http2::UsedConnection::default(), on_informational).await,
+            Upstream::Http2(pool) => pool.send(request, used, on_informational).await,
         }
     }
 
@@ -222,21 +234,29 @@ impl Upstream {
     /// to another API server.
     pub async fn send_within(
         &self,
+        used: &UsedConnection,
         request: Request<Relay>,
         deadline: Duration,
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
-        let used = http2::UsedConnection::default();
         let sending = match self {
             Upstream::Http1(pool) => Either::Left(pool.send(request)),
-            Upstream::Http2(pool) => Either::Right(pool.send(request, &used, on_informational)),
+            Upstream::Http2(pool) => Either::Right(pool.send(request, used, on_informational)),
         };
         time::timeout(deadline, sending).await.unwrap_or_else(|_elapsed| {
             if let Upstream::Http2(pool) = self {
-                pool.retire(&used);
+                pool.retire(used);
             }
             Err(SendError::Timeout { deadline })
         })
+    }
+
+    /// Resets a connection, so that the kernel sends nothing of it later that the API server has not got yet. Over
+    /// HTTP/1.1, giving up a request without an answer does so by itself.
+    pub fn reset(&self, used: &UsedConnection) {
+        if let Upstream::Http2(pool) = self {
+            pool.reset(used);
+        }
     }
 }
 

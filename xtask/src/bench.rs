@@ -7,9 +7,10 @@ use crate::run::{cargo, run};
 use crate::{build_ebpf, setup};
 
 /// Benchmarks, and the crate and target that each is in.
-const BENCHES: [(&str, &str, &str); 10] = [
+const BENCHES: [(&str, &str, &str); 11] = [
     ("connect", "ctrlmesh-proxy", "connect"),
     ("decide", "ctrlmesh-proxy", "decide"),
+    ("guard", "ctrlmesh-proxy", "decide"),
     ("request", "ctrlmesh-proxy", "proxy"),
     ("list", "ctrlmesh-proxy", "proxy"),
     ("watch", "ctrlmesh-proxy", "proxy"),
@@ -23,8 +24,8 @@ const BENCHES: [(&str, &str, &str); 10] = [
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Which benchmark (connect, decide, request, list, watch, rule, idle, profile, manager or fence); without it, all
-    /// of them
+    /// Which benchmark (connect, decide, guard, request, list, watch, rule, idle, profile, manager or fence); without
+    /// it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use super::{LabelSelector, TargetStatus, rules};
 
 /// Limits how often the selected pods may do something, and what they may talk to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
+#[expect(clippy::duplicated_attributes, reason = "several columns have one type")]
 #[serde(rename_all = "camelCase")]
 #[kube(
     group = "ctrlmesh.kusionstack.io",
@@ -23,6 +24,12 @@ use super::{LabelSelector, TargetStatus, rules};
     derive = "PartialEq",
     doc = "Limits how often the selected pods may do something, and what they may talk to.",
     printcolumn(name = "Selector", type_ = "string", json_path = ".spec.selector.matchLabels"),
+    printcolumn(
+        name = "Programmed",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Programmed\")].status"
+    ),
+    printcolumn(name = "Open", type_ = "string", json_path = ".status.conditions[?(@.type==\"Open\")].status"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct CircuitBreakerSpec {
@@ -69,6 +76,10 @@ pub struct RateLimiting {
     /// How a breaker that has opened closes again; used with the trigger policy Normal only. Absent: Manual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recover_policy: Option<RecoverPolicy>,
+    /// What an open breaker does to a request. Refuse: it is refused at once. Hold: it waits up to 20 s for the breaker
+    /// to close, and is refused then. Default Refuse.
+    #[serde(default, skip_serializing_if = "OnOpen::is_refuse")]
+    pub on_open: OnOpen,
     /// The requests to the API server that are counted: those that any of the rules matches. Absent or empty: none. At
     /// least one rule, here or in `restRules`, is required. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -89,6 +100,8 @@ pub struct RateLimiting {
 /// A token bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.scope) || self.scope == 'Pod' || self.limit > 0")
+    .message("limit: must be at least 1 with the scopes Shard and Operator; a pod that comes begins with an empty bucket"))]
 pub struct Bucket {
     /// How many requests may be made at once: what the bucket holds. At least 1, because a bucket that holds nothing
     /// never lets a request pass; to refuse all, there is the trigger policy `ForceOpened`.
@@ -106,6 +119,29 @@ pub struct Bucket {
     /// the first `burst` requests none is allowed.
     #[schemars(range(min = 0, max = 4_294_967_295_u32), extend("format" = "int64"))]
     pub limit: u32,
+    /// Whose bucket it is. Pod: each pod has one of its own. Shard, Operator: the pods of a shard, or of an operator,
+    /// share one; each has an equal part, and a pod that comes begins with an empty one. Default Pod.
+    #[serde(default, skip_serializing_if = "BucketScope::is_pod")]
+    pub scope: BucketScope,
+}
+
+/// Whose bucket it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum BucketScope {
+    /// Each pod has one.
+    #[default]
+    Pod,
+    /// The pods of a shard share one.
+    Shard,
+    /// The pods of an operator share one.
+    Operator,
+}
+
+impl BucketScope {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+    fn is_pod(&self) -> bool {
+        *self == Self::Pod
+    }
 }
 
 /// When a breaker opens.
@@ -120,6 +156,23 @@ pub enum TriggerPolicy {
     ForceOpened,
     /// It is closed, whatever the bucket says.
     ForceClosed,
+}
+
+/// What an open breaker does to a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnOpen {
+    /// It is refused at once.
+    #[default]
+    Refuse,
+    /// It waits, and is refused after 20 s.
+    Hold,
+}
+
+impl OnOpen {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+    fn is_refuse(&self) -> bool {
+        *self == Self::Refuse
+    }
 }
 
 /// How an open breaker closes again.
@@ -236,10 +289,46 @@ pub struct CircuitBreakerStatus {
     /// A hash of the spec that the proxies should have. Absent until the manager has made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_spec_hash: Option<String>,
-    /// Each selected pod. Absent or empty: no pod is selected.
+    /// Accepted (valid), Programmed (every proxy of a selected pod enforces it), and Open (a breaker refuses requests
+    /// now). Absent or empty until the manager has seen it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// How buckets with the scope Shard or Operator are divided. Written by the manager's leader only; the proxies
+    /// follow it. Absent or empty: no bucket is shared.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["group"]))]
+    pub divisions: Vec<BucketDivision>,
+    /// The selected pods, at most 200: first those with an open breaker. Absent or empty: no pod is selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub target_status: Vec<BreakerTargetStatus>,
+}
+
+/// How the buckets of a CircuitBreaker are divided among the pods that share them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BucketDivision {
+    /// Whose pods: an operator as `NAMESPACE/NAME` of its ShardingConfig, or a shard as `NAMESPACE/NAME/SHARD`.
+    pub group: String,
+    /// Grows with each change of the division: the time of the change, in milliseconds since 1970.
+    pub generation: i64,
+    /// How many parts there are.
+    #[schemars(range(min = 1, max = 4_294_967_295_u32), extend("format" = "int64"))]
+    pub parts: u32,
+    /// The pods that have one. Other pods of the group wait until each of these enforces its part.
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub pods: Vec<DivisionPod>,
+}
+
+/// A pod that has a part of a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DivisionPod {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
 }
 
 /// The breaker in one pod.
@@ -249,7 +338,8 @@ pub struct BreakerTargetStatus {
     /// The pod and what its proxy has.
     #[serde(flatten)]
     pub target: TargetStatus,
-    /// The state of each limit. Absent or empty: the pod's proxy has reported none.
+    /// The state of each limit; of all pods at most 2000, first those that are open. Absent or empty: the pod's proxy
+    /// has reported none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub limiting_snapshots: Vec<LimitingSnapshot>,
@@ -266,6 +356,12 @@ pub struct LimitingSnapshot {
     /// When the state last changed. Absent: it never has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
+    /// How many requests passed since the pod's proxy started. Absent: that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed: Option<i64>,
+    /// How many requests were refused since then. Absent: that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<i64>,
 }
 
 /// Whether a breaker lets requests pass.

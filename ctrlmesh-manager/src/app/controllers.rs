@@ -34,6 +34,7 @@ use crate::ownership::fence_state::{self, FenceStates, States};
 use crate::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::{Member, PodName};
+use crate::status::breaker_writer::BreakerWriter;
 use crate::status::cluster_writer::ClusterWriter;
 use crate::status::compute::{Contact, Unlabelled};
 use crate::status::status_writer::StatusWriter;
@@ -88,6 +89,7 @@ pub(super) fn start(
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
+    drain.spawn_until_started(breaker_writer(context, &cache, &plans).run());
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
@@ -125,6 +127,22 @@ fn keep_fences(context: &Context, cache: &Arc<Cache>, plans: &Plans) {
             states.send_replace(Arc::default());
         }
     });
+}
+
+fn breaker_writer(
+    context: &Context,
+    cache: &Arc<Cache>,
+    plans: &Plans,
+) -> BreakerWriter<impl Fn() -> bool + Send + Sync + 'static> {
+    let leadership = context.leadership.clone();
+    BreakerWriter {
+        client: context.client.clone(),
+        recorder: EventRecorder::new(context.client.clone(), REPORTER.into()),
+        cache: Arc::clone(cache),
+        plans: plans.clone(),
+        store: Arc::clone(&context.store),
+        may_write: move || leadership.is_held(),
+    }
 }
 
 /// Gathers what is proved about pods and proxies.

@@ -62,10 +62,24 @@ pub struct Cache {
     synced: watch::Sender<bool>,
 }
 
+/// A CircuitBreaker, and what it asks of the proxies.
+#[derive(Clone, Debug)]
+pub struct CachedBreaker {
+    pub object: Arc<CircuitBreaker>,
+    pub read: Breaker,
+}
+
+impl PartialEq for CachedBreaker {
+    /// Only what policies depend on: a write of the status compiles nothing.
+    fn eq(&self, other: &Self) -> bool {
+        self.read == other.read
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     configs: ObjectStore<ShardingConfig>,
-    breakers: ObjectStore<Breaker>,
+    breakers: ObjectStore<CachedBreaker>,
     members: ObjectStore<Member>,
     namespaces: ObjectStore<NamespaceInfo>,
     sets: ObjectStore<SetInfo>,
@@ -180,7 +194,7 @@ impl Cache {
         let state = lock(&self.state);
         Snapshot {
             configs: state.configs.current.values().cloned().collect(),
-            breakers: state.breakers.current.values().cloned().collect(),
+            breakers: state.breakers.current.values().map(|one| one.read.clone()).collect(),
             members: state.members.current.values().cloned().collect(),
             namespaces: state.namespaces.current.keys().cloned().collect(),
             first_ordinals: state.sets.current.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
@@ -193,6 +207,10 @@ impl Cache {
             stopped: state.stopped.uids(),
             evidence: Arc::default(),
         }
+    }
+
+    pub fn breakers(&self) -> Vec<CachedBreaker> {
+        lock(&self.state).breakers.current.values().cloned().collect()
     }
 
     /// What `read` finds in ShardingConfigs, by `NAMESPACE/NAME`. Nothing else is copied.
@@ -350,10 +368,10 @@ impl State {
     }
 }
 
-/// What no policy depends on is left out, such as its status.
-fn read_breaker(breaker: CircuitBreaker) -> (String, Breaker) {
-    let breaker = Breaker::from(&breaker);
-    (breaker.name.clone(), breaker)
+fn read_breaker(mut breaker: CircuitBreaker) -> (String, CachedBreaker) {
+    breaker.metadata.managed_fields = None;
+    let read = Breaker::from(&breaker);
+    (read.name.clone(), CachedBreaker { object: Arc::new(breaker), read })
 }
 
 fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {

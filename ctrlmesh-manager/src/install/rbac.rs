@@ -55,7 +55,7 @@ pub const ROLES: [Role; 5] = [
     Role { account: BACKGROUND, scope: Scope::Namespace(NAMESPACE), rules: &BACKGROUND_OWN },
 ];
 
-const CLUSTER: [Rule; 21] = [
+const CLUSTER: [Rule; 22] = [
     rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
     rule("Find enrolled pods, and label them with their shard.", "", &["pods"], &["list", "watch", "patch"]),
     rule(
@@ -86,6 +86,7 @@ const CLUSTER: [Rule; 21] = [
         &["list", "watch", "create", "update", "delete"],
     ),
     rule("Read the limits of operators.", names::GROUP, &["circuitbreakers"], &["list", "watch"]),
+    rule("Write what they do.", names::GROUP, &["circuitbreakers/status"], &["update"]),
     rule("Write epochs and conditions.", names::GROUP, &["shardingconfigs/status"], &["update"]),
     rule(
         "Own shards by their root, where OwnerReferencesPermissionEnforcement is on.",

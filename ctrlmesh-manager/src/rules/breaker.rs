@@ -1,11 +1,12 @@
 //! Reads a CircuitBreaker as the guards that it gives to pods.
 
 use ctrlmesh_common::api::{
-    self, CircuitBreaker, RateLimiting, RecoverType, ResourceRule, TriggerPolicy, parse_duration,
+    self, BucketDivision, BucketScope, CircuitBreaker, OnOpen, RateLimiting, RecoverType, ResourceRule, TriggerPolicy,
+    parse_duration,
 };
 use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_common::policy::Guard;
-use ctrlmesh_common::policy::guard::{Bucket, RequestMatch, Trigger};
+use ctrlmesh_common::policy::guard::{Bucket, Part, RequestMatch, Trigger};
 use ctrlmesh_common::selector::Selector;
 
 use super::object_name::{full_name, namespace};
@@ -19,17 +20,31 @@ pub struct Breaker {
     pub namespace: String,
     /// Of its pods; none where it is invalid, switched off, or being deleted.
     pub selector: Option<Selector>,
-    pub guards: Vec<Guard>,
-    /// What `guards` take as JSON.
+    pub rules: Vec<Rule>,
+    /// What their guards take as JSON.
     pub bytes: usize,
+    /// How shared buckets are divided, as its status says.
+    pub divisions: Vec<BucketDivision>,
     /// Why it cannot be used.
     pub errors: Vec<String>,
 }
 
+/// A rule as the guard that it gives to pods.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// Without a part.
+    pub guard: Guard,
+    pub scope: BucketScope,
+}
+
+/// What a part of a shared bucket takes as JSON, at most: three names and four numbers.
+const PART_BYTES: usize = 640;
+
 impl From<&CircuitBreaker> for Breaker {
     fn from(breaker: &CircuitBreaker) -> Self {
         let (name, namespace) = (full_name(&breaker.metadata), namespace(&breaker.metadata).to_owned());
-        let unused = Self { name, namespace, selector: None, guards: Vec::new(), bytes: 0, errors: Vec::new() };
+        let (rules, divisions, errors) = (Vec::new(), Vec::new(), Vec::new());
+        let unused = Self { name, namespace, selector: None, rules, bytes: 0, divisions, errors };
         if !is_on(breaker) {
             return unused;
         }
@@ -42,10 +57,52 @@ impl From<&CircuitBreaker> for Breaker {
         let reset = annotations.and_then(|all| all.get(annotation::RESET_CIRCUIT_BREAKER)).map(String::as_str);
         // Other rules are for other servers than the API server.
         let rules = breaker.spec.rate_limitings.iter().filter(|limiting| !limiting.resource_rules.is_empty());
-        let guards: Vec<Guard> = rules.map(|limiting| guard(&unused.name, limiting, reset)).collect();
+        let rules: Vec<Rule> = rules.map(|limiting| rule(&unused.name, limiting, reset)).collect();
         // Strings and numbers always serialise.
-        let bytes = serde_json::to_vec(&guards).unwrap_or_default().len();
-        Self { selector, guards, bytes, ..unused }
+        let part = |rule: &Rule| if rule.scope == BucketScope::Pod { 0 } else { PART_BYTES };
+        let bytes = |rule: &Rule| serde_json::to_vec(&rule.guard).unwrap_or_default().len() + 1 + part(rule);
+        let bytes = rules.iter().map(bytes).sum();
+        let divisions = breaker.status.as_ref().map(|status| status.divisions.clone()).unwrap_or_default();
+        Self { selector, rules, bytes, divisions, ..unused }
+    }
+}
+
+impl Breaker {
+    /// Its guards, for the pod with this UID of an operator's shard.
+    pub fn guards(&self, uid: &str, operator: Option<&str>, shard: Option<&str>) -> impl Iterator<Item = Guard> {
+        self.rules.iter().map(move |Rule { guard, scope }| {
+            let part = group(*scope, operator, shard).map(|group| self.part(group, uid));
+            Guard { part, ..guard.clone() }
+        })
+    }
+
+    /// Whether pods share a bucket.
+    pub fn is_shared(&self) -> bool {
+        self.rules.iter().any(|rule| rule.scope != BucketScope::Pod)
+    }
+
+    fn part(&self, group: String, uid: &str) -> Part {
+        let Some(division) = self.divisions.iter().find(|one| one.group == group) else {
+            return Part { group, generation: 0, of: 1, number: None };
+        };
+        let number = division.pods.iter().position(|pod| pod.uid == uid).and_then(|at| u32::try_from(at).ok());
+        let (generation, of) = (u64::try_from(division.generation).unwrap_or_default(), division.parts.max(1));
+        Part { group, generation, of, number: number.filter(|number| *number < of) }
+    }
+}
+
+/// Whose pods a division is for.
+pub fn scope_of(group: &str) -> BucketScope {
+    if group.matches('/').count() > 1 { BucketScope::Shard } else { BucketScope::Operator }
+}
+
+/// The pods with which a pod of this operator's shard shares a bucket; none where the bucket is its own.
+pub fn group(scope: BucketScope, operator: Option<&str>, shard: Option<&str>) -> Option<String> {
+    let operator = operator.unwrap_or_default();
+    match scope {
+        BucketScope::Pod => None,
+        BucketScope::Operator => Some(operator.to_owned()),
+        BucketScope::Shard => Some(format!("{operator}/{}", shard.unwrap_or_default())),
     }
 }
 
@@ -55,8 +112,8 @@ fn is_on(breaker: &CircuitBreaker) -> bool {
     breaker.metadata.deletion_timestamp.is_none() && switch.is_none_or(|switch| switch != "true")
 }
 
-/// The guard of a rule of a valid breaker.
-fn guard(breaker: &str, limiting: &RateLimiting, reset: Option<&str>) -> Guard {
+/// A rule of a valid breaker.
+fn rule(breaker: &str, limiting: &RateLimiting, reset: Option<&str>) -> Rule {
     let trigger = match limiting.trigger_policy {
         TriggerPolicy::Normal => Trigger::Normal,
         TriggerPolicy::LimiterOnly => Trigger::LimiterOnly,
@@ -66,15 +123,18 @@ fn guard(breaker: &str, limiting: &RateLimiting, reset: Option<&str>) -> Guard {
     let recovers = limiting.recover_policy.as_ref().filter(|policy| policy.kind == RecoverType::SleepingWindow);
     let window = recovers.and_then(|policy| policy.sleeping_window_size.as_deref());
     let names_rule = |value: &&str| value.strip_prefix(&limiting.name).is_some_and(is_end);
-    Guard {
+    let guard = Guard {
         breaker: breaker.to_owned(),
         rule: limiting.name.clone(),
         bucket: limiting.bucket.as_ref().and_then(bucket),
+        part: None,
         trigger,
         sleeping_window_nanoseconds: window.and_then(nanoseconds),
         requests: limiting.resource_rules.iter().map(requests).collect(),
         reset: reset.filter(names_rule).map(str::to_owned),
-    }
+        holds: limiting.on_open == OnOpen::Hold,
+    };
+    Rule { guard, scope: limiting.bucket.as_ref().map(|bucket| bucket.scope).unwrap_or_default() }
 }
 
 /// Behind the name in a reset stands nothing, or a space and any text.

@@ -30,6 +30,8 @@ pub struct Member {
     /// Empty while the pod is being admitted.
     pub uid: String,
     pub node: Option<String>,
+    /// Its address, once it has one.
+    pub ip: Option<String>,
     /// Its service account; empty while a Deployment's pod is being admitted.
     pub account: String,
     pub labels: Labels,
@@ -172,6 +174,7 @@ impl From<&v1::Pod> for Member {
             owner: owner(meta),
             terminating: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
+            ip: pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
             container: pod.status.as_ref().and_then(sidecar_id),
             fail_open: fails_open(pod),
         }

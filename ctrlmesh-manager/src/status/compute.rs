@@ -3,7 +3,6 @@
 //! Pure: takes the plan and the contacts of the proxies. All replicas go by the epoch in the status; the rest
 //! is for people.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use crate::rules::fenced::is_fenced;
 use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::object_name::{full_name, name};
 use crate::rules::pod::{Member, PodName};
+use crate::status::finding::{Finding, condition, finding, listed, seconds};
 
 mod fenced;
 mod plan_index;
@@ -31,9 +31,6 @@ const CONTACT_PRECISION: Duration = Duration::from_mins(5);
 
 /// A proxy that is gone for longer is reported. A restart of a proxy or manager is shorter.
 const AWAY: Duration = Duration::from_mins(1);
-
-/// Most names in a message.
-const LISTED: usize = 5;
 
 /// What a pod's proxy reported last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,12 +67,6 @@ pub enum Unlabelled {
     Some(String),
     /// All objects have those labels, and get other ones too.
     Beside(String),
-}
-
-struct Finding {
-    holds: bool,
-    reason: Cow<'static, str>,
-    message: String,
 }
 
 impl Contact {
@@ -147,7 +138,8 @@ pub fn of(
     let fenced = fenced.map(|finding| (fenced::FENCED, finding));
     let labelled = coverage.filter(|_| is_root).map(|coverage| (label_coverage::CONDITION, labelled(coverage)));
     let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced);
-    let condition = |(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now);
+    let condition =
+        |(kind, finding)| condition(kind, finding, config.metadata.generation, &before.conditions, inputs.now);
     status.conditions = conditions.map(condition).collect();
     status
 }
@@ -345,34 +337,6 @@ fn absent(pods: &[(&Member, &CompiledPolicy)], inputs: StatusInputs<'_>) -> Opti
         )
     };
     (!names.is_empty()).then(message)
-}
-
-fn listed(names: &[String], separator: &str) -> String {
-    let more = names.len().saturating_sub(LISTED);
-    let shown = names[..names.len() - more].join(separator);
-    if more == 0 { shown } else { format!("{shown}{separator}and {more} more") }
-}
-
-fn finding(holds: bool, reason: &'static str, message: impl Into<String>) -> Finding {
-    Finding { holds, reason: reason.into(), message: message.into() }
-}
-
-fn condition(kind: &str, finding: Finding, config: &ShardingConfig, before: &[Condition], now: Timestamp) -> Condition {
-    let status = if finding.holds { "True" } else { "False" };
-    let same = before.iter().find(|one| one.type_ == kind && one.status == status);
-    Condition {
-        type_: kind.to_owned(),
-        status: status.to_owned(),
-        reason: finding.reason.into_owned(),
-        message: finding.message,
-        observed_generation: config.metadata.generation,
-        last_transition_time: same.map_or_else(|| Time(seconds(now)), |same| same.last_transition_time.clone()),
-    }
-}
-
-/// Times in the API have no fractions; with one, the value would differ from what is read back.
-fn seconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 use super::*;
+use crate::policy::GuardReports;
 
 fn guard(rule: &str, trigger: Trigger) -> Guard {
     let all = || vec!["*".to_owned()];
@@ -12,10 +13,12 @@ fn guard(rule: &str, trigger: Trigger) -> Guard {
         breaker: "ops/wild".to_owned(),
         rule: rule.to_owned(),
         bucket: Some(Bucket { burst: 1, limit: 0, interval_nanoseconds: 1 }),
+        part: None,
         trigger,
         sleeping_window_nanoseconds: None,
         requests: vec![requests],
         reset: None,
+        holds: false,
     }
 }
 
@@ -52,7 +55,7 @@ impl Bed {
 }
 
 fn passes(guards: &Arc<PodGuards>) -> bool {
-    guards.admit(&RequestInfo::parse("GET", "/api/v1/pods").unwrap()).is_ok()
+    guards.admit(&RequestInfo::parse("GET", "/api/v1/pods").unwrap(), false).is_ok()
 }
 
 #[test]
@@ -114,10 +117,10 @@ fn a_probe_without_an_answer_has_failed() {
         lock(&bed.guards.state).guards = Guards::restored(serde_json::from_str(&open).unwrap(), Moment(0));
         bed.policy.send_replace(policy(2, std::slice::from_ref(&window)));
         lock(&bed.guards.state).shown = u64::MAX;
-        let unsent = bed.guards.admit(&info).unwrap().expect("the first is the probe");
-        assert!(bed.guards.admit(&info).is_err(), "one probe at a time");
+        let unsent = bed.guards.admit(&info, false).unwrap().expect("the first is the probe");
+        assert!(bed.guards.admit(&info, false).is_err(), "one probe at a time");
         drop(unsent);
-        let mut probe = bed.guards.admit(&info).unwrap().expect("the other one was not sent");
+        let mut probe = bed.guards.admit(&info, false).unwrap().expect("the other one was not sent");
         probe.sent();
         match status {
             Some(status) => probe.answered(StatusCode::from_u16(status).unwrap()),
@@ -132,10 +135,78 @@ fn a_probe_without_an_answer_has_failed() {
 async fn a_change_shows_without_a_request() {
     let bed = Bed::new(&[]);
     let drain = Drain::default();
-    drain.spawn(bed.guards.clone().follow(drain.clone(), None));
+    drain.spawn(bed.guards.clone().follow(PublishGuards::default(), drain.clone(), None));
     bed.policy.send_replace(policy(2, &[guard("one", Trigger::ForceOpened)]));
     while !bed.shows(r#"open{rule="ops/wild/one"} 1"#) {
         task::yield_now().await;
     }
     assert!(drain.finish(Duration::from_mins(1)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_guards_did_is_published_at_most_once_a_second() {
+    let bed = Bed::new(&[guard("one", Trigger::Normal)]);
+    let (reports, drain) = (GuardReports::default(), Drain::default());
+    let publish = reports.begin("ops/a".parse().unwrap());
+    drain.spawn(bed.guards.clone().follow(publish, drain.clone(), None));
+    let mut changes = reports.changes();
+    let mut next = async || {
+        let begun = Instant::now();
+        changes.changed().await.unwrap();
+        let states = changes.borrow_and_update().values().flat_map(|one| one.states.to_vec()).collect::<Vec<_>>();
+        let states = states.iter().map(|one| (one.open, one.changed_at > 0, one.allowed, one.refused));
+        (states.collect::<Vec<_>>(), begun.elapsed())
+    };
+    assert_eq!(next().await.0, [(false, false, 0, 0)]);
+    assert!(passes(&bed.guards));
+    assert!(!passes(&bed.guards));
+    assert_eq!(next().await, (vec![(true, true, 1, 1)], REPORT_INTERVAL));
+    assert!(!passes(&bed.guards));
+    assert_eq!(next().await, (vec![(true, true, 1, 2)], REPORT_INTERVAL + COUNTS_INTERVAL), "counts alone");
+    bed.policy.send_replace(policy(2, &[]));
+    assert_eq!(next().await, (vec![], REPORT_INTERVAL));
+    assert!(drain.finish(REPORT_INTERVAL).await);
+    assert!(changes.borrow().is_empty());
+}
+
+/// As a session does it.
+async fn admit_or_hold(guards: &Arc<PodGuards>) -> Result<Option<Probe>, Refused> {
+    let info = RequestInfo::parse("GET", "/api/v1/pods").unwrap();
+    let mut hold = guards.hold();
+    loop {
+        let may_hold = hold.goes_on();
+        match guards.admit(&info, may_hold) {
+            Err(refused) if may_hold && refused.holds => hold.wait(&refused).await,
+            done => return done,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_held_until_the_breaker_closes() {
+    let holding = |trigger| Guard { holds: true, ..guard("one", trigger) };
+    let bed = Bed::new(&[holding(Trigger::Normal)]);
+    assert!(admit_or_hold(&bed.guards).await.is_ok());
+    let begun = Instant::now();
+    let refused = admit_or_hold(&bed.guards).await.unwrap_err();
+    assert_eq!((refused.holds, begun.elapsed()), (true, HOLD));
+    assert!(bed.shows(r#"requests_total{rule="ops/wild/one",outcome="refused"} 1"#), "once");
+    let reset = Guard { reset: Some("one".to_owned()), ..holding(Trigger::Normal) };
+    let (held, ()) = tokio::join!(admit_or_hold(&bed.guards), async {
+        time::sleep(HOLD / 2).await;
+        bed.policy.send_replace(policy(2, &[reset]));
+        drop(bed.guards.latest_state());
+    });
+    assert!(held.is_ok());
+    assert_eq!(begun.elapsed(), HOLD * 3 / 2);
+    // A limiter holds nothing, and neither does a breaker beside a rule that refuses at once.
+    for others in
+        [vec![holding(Trigger::LimiterOnly)], vec![holding(Trigger::ForceOpened), guard("two", Trigger::ForceOpened)]]
+    {
+        let bed = Bed::new(&others);
+        let begun = Instant::now();
+        drop(admit_or_hold(&bed.guards).await);
+        assert!(admit_or_hold(&bed.guards).await.is_err());
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
 }

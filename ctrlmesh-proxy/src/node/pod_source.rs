@@ -14,8 +14,7 @@ use super::error::NotServed;
 use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
 use crate::metrics::Metrics;
 use crate::policy::file_poll::FilePoll;
-use crate::policy::settle::Publish;
-use crate::policy::subscription::{self, PodSubscription, Subscription};
+use crate::policy::subscription::{self, PodSubscription, Publications, Subscription};
 use crate::policy::{self, PodPolicies, Validity};
 use ctrlmesh_runtime::drain::Drain;
 
@@ -119,7 +118,7 @@ impl PodSource {
         }
         let name = pod.name.to_string();
         let policy = policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?;
-        Ok(PodSubscription { policy, publish: Publish::default(), validity: Validity::default() })
+        Ok(PodSubscription { policy, publish: Publications::default(), validity: Validity::default() })
     }
 }
 

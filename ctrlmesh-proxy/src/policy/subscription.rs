@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::api_servers::Servers;
 use super::settle::SettledPolicies;
 use super::store::{PodPolicies, Store};
-use super::{PodName, StoreError, Validities};
+use super::{GuardReports, PodName, StoreError, Validities};
 use crate::manager_client::Endpoint;
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
@@ -29,11 +29,12 @@ use ctrlmesh_runtime::grpc::GrpcError;
 use ctrlmesh_runtime::telemetry;
 
 mod apply;
+mod guard_states;
 mod pod;
 mod renew;
 
 use apply::apply;
-pub use pod::{PodSubscription, policy_now, policy_of};
+pub use pod::{PodSubscription, Publications, policy_now, policy_of};
 use renew::Link;
 
 /// The longest wait before the first attempt after a stream has ended.
@@ -71,6 +72,7 @@ pub struct Client {
     unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
     settled: SettledPolicies,
+    guards: GuardReports,
     validities: Validities,
     /// While there is a stream.
     link: watch::Sender<Option<Link>>,
@@ -90,6 +92,8 @@ pub struct Subscription {
     pub servers: watch::Receiver<Arc<[SocketAddr]>>,
     /// A policy is acknowledged once it is settled.
     pub settled: SettledPolicies,
+    /// What guards have done is reported from here.
+    pub guards: GuardReports,
     /// Until when policies that lapse let writes pass.
     pub validities: Validities,
 }
@@ -127,12 +131,14 @@ pub fn follow(
     let (policies, current) = watch::channel(Arc::new(kept));
     let (whole, is_whole) = watch::channel(false);
     let servers = Servers::open(&manager.state);
-    let (settled, validities) = (SettledPolicies::default(), Validities::default());
+    let (settled, guards) = (SettledPolicies::default(), GuardReports::default());
+    let validities = Validities::default();
     let followed = Subscription {
         policies: current,
         whole: is_whole,
         servers: servers.follow(),
         settled: settled.clone(),
+        guards: guards.clone(),
         validities: validities.clone(),
     };
     let client = Client {
@@ -143,6 +149,7 @@ pub fn follow(
         unsaved: Mutex::new(false),
         whole,
         settled,
+        guards,
         validities,
         link: watch::Sender::new(None),
         servers,
@@ -202,6 +209,7 @@ impl Client {
         drop(reports.try_send(Report { content: Some(Content::Hello(self.hello())) }));
         let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
         self.link.send_replace(Some(Link { connection: link, ticket: ticket.clone() }));
+        let (mut is_whole, mut takes_guards) = (false, false);
         while let Some(update) = updates.message().await? {
             if self.metrics.connected.get() == 0 {
                 info!("the manager is there");
@@ -217,9 +225,13 @@ impl Client {
             // Before the policies, so that new pods are redirected from these addresses, too.
             self.servers.take(&update.servers).await;
             let more = update.more;
+            takes_guards |= update.guard_reports;
             let verdicts = self.take(update).await;
-            if !more {
+            if !more && !std::mem::replace(&mut is_whole, true) {
                 self.whole.send_if_modified(|whole| !std::mem::replace(whole, true));
+                if takes_guards {
+                    self.report_guards(reports.clone());
+                }
             }
             for verdict in verdicts {
                 match self.unsettled(&verdict) {
@@ -357,6 +369,7 @@ mod tests {
             unsaved: Mutex::new(false),
             whole: watch::Sender::new(false),
             settled: SettledPolicies::default(),
+            guards: GuardReports::default(),
             validities: Validities::default(),
             link: watch::Sender::new(None),
             servers: Servers::open(&state),

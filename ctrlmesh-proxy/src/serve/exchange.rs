@@ -3,12 +3,10 @@
 use std::error::Error;
 use std::rc::Rc;
 
-use ctrlmesh_common::policy::Policy;
 use ctrlmesh_request::decide;
-use ctrlmesh_request::decide::{Decision, LockPlan, Plan, Refusal, Rename};
+use ctrlmesh_request::decide::{Plan, Refusal, Rename};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
-use ctrlmesh_runtime::boot_clock;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, header};
 use tokio::time;
@@ -19,6 +17,7 @@ use crate::guard::Probe;
 use crate::metrics::Outcome;
 use crate::net::body::Relay;
 use crate::policy::{Reading, Validity, Write};
+use crate::serve::admission::AdmittedRequest;
 use crate::serve::explain;
 use crate::serve::failure::{Abort, Failure};
 use crate::serve::headers;
@@ -30,6 +29,7 @@ use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
 use crate::session::policy_view::BegunRequest;
+use crate::upstream::UsedConnection;
 use crate::watch::splice;
 use crate::watch::splice::RequestTemplate;
 use crate::watch::upgraded::UpgradedWatch;
@@ -109,13 +109,19 @@ impl Session {
         let write = pending.write.take();
         let long_running = pending.long_running;
         let response = match &write {
-            None => self.send(request, long_running, on_informational).await,
+            None => self.send(&UsedConnection::default(), request, long_running, on_informational).await,
             Some(write) => {
                 // Much time may have passed since it was looked at first.
                 self.check_confirmed(pending.validity.as_ref(), info, target)?;
-                let sending = self.send(request, long_running, on_informational);
+                let used = UsedConnection::default();
+                let sending = self.send(&used, request, long_running, on_informational);
                 // Boxed, so that other requests hold no memory for it.
-                Box::pin(unless_forbidden(sending, write, pending.validity.as_ref())).await
+                let answered = Box::pin(unless_forbidden(sending, write, pending.validity.as_ref())).await;
+                if let Err(Failure::Cut | Failure::Lapsed) = answered {
+                    // The network may be down, and would deliver it later.
+                    self.upstream.reset(&used);
+                }
+                answered
             }
         }?;
         drop(write);
@@ -137,30 +143,17 @@ impl Session {
 
     async fn send(
         &self,
+        used: &UsedConnection,
         request: Request<Relay>,
         long_running: bool,
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, Failure> {
         let answered = if long_running {
-            self.upstream.send(request, on_informational).await
+            self.upstream.send(used, request, on_informational).await
         } else {
-            self.upstream.send_within(request, self.server.response_timeout, on_informational).await
+            self.upstream.send_within(used, request, self.server.response_timeout, on_informational).await
         };
         Ok(answered?)
-    }
-
-    fn check_confirmed(
-        &self,
-        validity: Option<&Validity>,
-        info: &RequestInfo<'_>,
-        target: &PathAndQuery,
-    ) -> Result<(), Failure> {
-        match validity {
-            Some(validity) if !validity.holds(boot_clock::now()) => {
-                Err(self.refuse(info, target, Refusal::Unconfirmed))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Applies the policy to a request.
@@ -172,17 +165,8 @@ impl Session {
     ) -> Result<(Request<Relay>, Pending), Failure> {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
-        let BegunRequest { policy, mut reading, write, validity } = self.policy.begin(info);
-        self.check_confirmed(validity.as_ref(), info, target)?;
-        let plan = match self.decide(&policy, &request, info, target, &waits).await {
-            Decision::Pass => None,
-            Decision::Rewrite(plan) => Some(plan),
-            Decision::Refuse(refusal) => return Err(self.refuse(info, target, refusal)),
-        };
-        let lock = plan.as_ref().and_then(|plan| plan.lock.as_ref());
-        // Where only the body tells whether the request is for the lock, the guards wait for it.
-        let is_for_lock = lock.map_or(Some(false), LockPlan::is_for_lock);
-        let probe = if is_for_lock == Some(false) { self.admit(&policy, info, target)? } else { None };
+        let AdmittedRequest { begun, plan, is_for_lock, probe } = self.admitted(&request, info, target, &waits).await?;
+        let BegunRequest { mut reading, write, validity, .. } = begun;
         // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
             lock::accept_editable(request.headers_mut());
@@ -209,36 +193,13 @@ impl Session {
                 error => Failure::Lock(error),
             })?;
             if is_for_lock.is_none() && !renamed.holds_lock {
-                pending.probe = self.admit(&policy, info, target)?;
+                let refused = |refused| self.refuse(info, target, Refusal::Guarded(Box::new(refused)));
+                pending.probe = self.guards.admit(info, false).map_err(refused)?;
             }
             request = renamed.request;
             pending.rename = Some(plan.rename);
         }
         Ok((request, pending))
-    }
-
-    /// Has the guards charge a request.
-    fn admit(&self, policy: &Policy, info: &RequestInfo<'_>, target: &PathAndQuery) -> Result<Option<Probe>, Failure> {
-        if policy.guards().is_empty() {
-            return Ok(None);
-        }
-        let refused = |refused| self.refuse(info, target, Refusal::Guarded(Box::new(refused)));
-        self.guards.admit(info).map_err(refused)
-    }
-
-    /// Counts and logs a refusal.
-    fn refuse(&self, info: &RequestInfo<'_>, target: &PathAndQuery, refusal: Refusal) -> Failure {
-        self.server.metrics.refused.inc();
-        match &refusal {
-            Refusal::Fenced(write) => {
-                self.server.metrics.writes_refused.inc();
-                debug!(verb = info.verb(), path = target.path(), reason = %write, "write refused");
-            }
-            Refusal::Unconfirmed => drop(self.server.metrics.writes_unconfirmed.inc()),
-            _ => {}
-        }
-        explain::refused(info.verb(), target.as_str(), &refusal);
-        Failure::Refused(refusal)
     }
 
     /// Prepares a watch to follow the policy.

@@ -7,6 +7,7 @@ use http::{Request, Response};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::net::body::{Relay, StreamPermit};
@@ -28,6 +29,7 @@ struct PooledConnection {
     send: http1::SendRequest<Relay>,
     /// Responses that are still being read: none or one.
     open_streams: Rc<Cell<usize>>,
+    reset: CancellationToken,
 }
 
 impl Pool {
@@ -35,15 +37,17 @@ impl Pool {
         Self { dialer, target, idle: RefCell::default() }
     }
 
-    /// Uses an idle connection, or opens a new one.
+    /// Uses an idle connection, or opens a new one. Resets it where the request is given up without an answer.
     pub async fn send(&self, mut request: Request<Relay>) -> Result<Response<Relay>, SendError> {
         loop {
             let (mut connection, reused) = match self.take_idle().await {
                 Some(connection) => (connection, true),
                 None => (Box::pin(self.open()).await?, false),
             };
+            let unanswered = connection.reset.clone().drop_guard();
             match connection.send.try_send_request(request).await {
                 Ok(response) => {
+                    drop(unanswered.disarm());
                     let permit = StreamPermit::acquire(&connection.open_streams);
                     self.idle.borrow_mut().push(connection);
                     return Ok(response.map(|body| Relay::http1(body, Some(permit))));
@@ -75,8 +79,8 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<PooledConnection, SendError> {
-        let until = Instant::now() + self.dialer.deadline;
-        let stream = self.dialer.dial(&self.target, false, until).await?;
+        let (until, reset) = (Instant::now() + self.dialer.deadline, CancellationToken::new());
+        let stream = self.dialer.dial(&self.target, false, until, &reset).await?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD_BYTES).preserve_header_case(true);
         let (send, connection) = builder
@@ -84,12 +88,18 @@ impl Pool {
             .await
             .map_err(|source| SendError::Http1 { source, reused: false })?;
         let open = self.dialer.metrics.upstream_connection();
+        let was_reset = reset.clone();
         self.dialer.drain.spawn_part(async move {
-            if let Err(error) = connection.with_upgrades().await {
-                debug!(error = &error as &dyn std::error::Error, "upstream connection broke");
+            tokio::select! {
+                // First, because the end of a request that is given up closes the connection in order.
+                biased;
+                () = was_reset.cancelled() => {}
+                ended = connection.with_upgrades() => if let Err(error) = ended {
+                    debug!(error = &error as &dyn std::error::Error, "upstream connection broke");
+                },
             }
             drop(open);
         });
-        Ok(PooledConnection { send, open_streams: Rc::default() })
+        Ok(PooledConnection { send, open_streams: Rc::default(), reset })
     }
 }

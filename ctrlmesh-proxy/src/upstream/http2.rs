@@ -19,6 +19,7 @@ use rustls::ClientConnection;
 use tokio::sync::{Mutex, Notify};
 use tokio::time;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::metrics::UpstreamError;
@@ -64,11 +65,12 @@ pub struct Pool {
 struct PooledConnection {
     send: RefCell<SendRequest<CountedBytes>>,
     open_streams: Rc<Cell<usize>>,
+    reset: CancellationToken,
 }
 
 /// The connection on which a request was sent.
 #[derive(Debug, Default)]
-pub struct UsedConnection(RefCell<Weak<PooledConnection>>);
+pub struct UsedConnection(RefCell<Option<(Weak<PooledConnection>, CancellationToken)>>);
 
 impl Pool {
     pub fn new(dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>, unread: Rc<UnreadBytes>) -> Self {
@@ -97,7 +99,7 @@ impl Pool {
         };
         let mut permit = StreamPermit::acquire(&connection.open_streams);
         let mut send = connection.send.borrow().clone();
-        *used.0.borrow_mut() = Rc::downgrade(&connection);
+        *used.0.borrow_mut() = Some((Rc::downgrade(&connection), connection.reset.clone()));
         drop(connection);
         let (head, body) = request.into_parts();
         let ends = body.is_end_stream();
@@ -136,9 +138,17 @@ impl Pool {
 
     /// Sends no new requests on a connection; those under way go on.
     pub fn retire(&self, used: &UsedConnection) {
-        let retired = used.0.take();
+        let Some((retired, _)) = used.0.take() else { return };
         let mut connections = self.connections.borrow_mut();
         connections.retain(|other| !std::ptr::eq(Rc::as_ptr(other), retired.as_ptr()));
+    }
+
+    /// Resets a connection, and ends all that is under way on it.
+    pub fn reset(&self, used: &UsedConnection) {
+        if let Some((_, reset)) = &*used.0.borrow() {
+            reset.cancel();
+        }
+        self.retire(used);
     }
 
     /// A new connection, or one that another request opened meanwhile. A request that waited for another's failed
@@ -168,17 +178,21 @@ impl Pool {
 
     async fn dial(&self) -> Result<Rc<PooledConnection>, SendError> {
         let until = Instant::now() + self.dialer.deadline;
-        let stream = self.dialer.dial(&self.target, true, until).await?;
+        let reset = CancellationToken::new();
+        let stream = self.dialer.dial(&self.target, true, until, &reset).await?;
         let (stream, driver) = BatchedStream::new(stream);
         let handshake = Box::pin(builder().handshake(stream));
         let (send, connection) = time::timeout_at(until, handshake)
             .await
             .map_err(|_elapsed| self.dialer.too_late())?
             .map_err(SendError::Http2)?;
-        let pooled = Rc::new(PooledConnection { send: RefCell::new(send), open_streams: Rc::default() });
+        let open_streams = Rc::default();
+        let pooled = Rc::new(PooledConnection { send: RefCell::new(send), open_streams, reset: reset.clone() });
         let (dialer, leaving) = (self.dialer.clone(), self.leaving.clone());
         let run = Box::pin(run(connection, driver, Rc::downgrade(&pooled), leaving, dialer));
-        self.dialer.drain.spawn_part(run);
+        self.dialer.drain.spawn_part(async move {
+            let _ended = reset.run_until_cancelled(run).await;
+        });
         self.connections.borrow_mut().push(pooled.clone());
         Ok(pooled)
     }

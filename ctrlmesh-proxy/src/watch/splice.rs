@@ -27,6 +27,7 @@ use crate::net::memory_budget::{MemoryBudget, Reservation};
 use crate::policy::{InForce, Reading};
 use crate::session::Session;
 use crate::upstream::SendError;
+use crate::upstream::UsedConnection;
 use crate::watch::page_permit::{MAX_PAGE_BYTES, PagePermit};
 
 /// The `Accept` of a list of which only the version matters.
@@ -233,8 +234,9 @@ async fn begin(
 ) -> Result<(PathAndQuery, Response<Relay>), SpliceError> {
     let target = path(target)?;
     let request = template.request(target.clone())?;
-    let response =
-        in_time(session, async { session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream) });
+    let response = in_time(session, async {
+        session.upstream.send(&UsedConnection::default(), request, |_| {}).await.map_err(SpliceError::Upstream)
+    });
     let response = response.await?;
     match response.status() {
         StatusCode::OK => Ok((target, response)),
@@ -286,7 +288,8 @@ async fn read_list(
     request: Request<Relay>,
     permit: &mut PagePermit,
 ) -> Result<(StatusCode, String, Bytes), SpliceError> {
-    let response = session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
+    let response =
+        session.upstream.send(&UsedConnection::default(), request, |_| {}).await.map_err(SpliceError::Upstream)?;
     let (head, body) = response.into_parts();
     let kind = head.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let body = permit.read(body).await.map_err(|_no_page| SpliceError::List)?;

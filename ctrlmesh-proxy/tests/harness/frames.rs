@@ -52,6 +52,11 @@ impl Frames {
         Self(stream)
     }
 
+    /// The connection, from where the last frame ended.
+    pub(crate) fn into_stream(self) -> TlsStream<TcpStream> {
+        self.0
+    }
+
     /// The next frame; `None` once the connection ends.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         let mut head = [0; 9];

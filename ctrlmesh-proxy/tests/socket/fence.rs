@@ -1,10 +1,12 @@
 //! Writes to objects that the pod's shard does not own, and writes under way when a slot is taken away.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::harness::client::{Answer, Client, get};
+use crate::harness::frames::{Frames, HEADERS, SETTINGS};
 use crate::harness::pki::Pki;
 use crate::harness::proxy::Proxy;
 use crate::harness::upstream::{Upstream, streamed, whole};
@@ -16,9 +18,12 @@ use http::{HeaderValue, Method, Request, StatusCode, Version};
 use http_body_util::channel::Sender;
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::task;
 use tokio::task::JoinHandle;
+use tokio_rustls::server::TlsStream;
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 
@@ -61,6 +66,22 @@ fn owning(epoch: u64, slots: &[u8]) -> Value {
     })
 }
 
+/// A proxy before this API server that has acknowledged `policy`, its manager, and the stream between them.
+async fn following(pki: &Pki, upstream: SocketAddr, policy: Value, more: &[&str]) -> (Proxy, Manager, Stream) {
+    let mut manager = Manager::start(pki).await;
+    let flags = manager.flags(pki);
+    let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    let telling = tokio::spawn(async move {
+        let (mut stream, _) = manager.stream().await;
+        stream.send(&policy).await;
+        (manager, stream)
+    });
+    let proxy = task::block_in_place(|| Proxy::start(pki, upstream, &flags));
+    let (manager, mut stream) = telling.await.unwrap();
+    assert_eq!(stream.verdict().await.refused, "");
+    (proxy, manager, stream)
+}
+
 impl Bed {
     /// The proxy has acknowledged `policy`.
     async fn new(policy: Value, more: &[&str]) -> Self {
@@ -88,17 +109,7 @@ impl Bed {
             }
         })
         .await;
-        let mut manager = Manager::start(&pki).await;
-        let flags = manager.flags(&pki);
-        let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        let telling = tokio::spawn(async move {
-            let (mut stream, _) = manager.stream().await;
-            stream.send(&policy).await;
-            (manager, stream)
-        });
-        let proxy = task::block_in_place(|| Proxy::start(&pki, upstream.address, &flags));
-        let (manager, mut stream) = telling.await.unwrap();
-        assert_eq!(stream.verdict().await.refused, "");
+        let (proxy, manager, stream) = following(&pki, upstream.address, policy, more).await;
         Self { proxy, pki, upstream, manager, stream, held, release, watches }
     }
 
@@ -217,6 +228,27 @@ async fn writes_pass_only_while_the_manager_confirms_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_write_under_way_is_cut_when_the_policy_lapses() {
+    let mut policy = owning(7, &[31]);
+    policy["fence"]["lapses"] = json!(true);
+    let mut bed = Bed::new(policy, &[]).await;
+    bed.manager.confirms.store(true, Ordering::Relaxed);
+    let own = format!("{OWN}/w");
+    let client = tokio::sync::Mutex::new(bed.client(Version::HTTP_2).await);
+    let passes = || async { client.lock().await.ask(request("PUT", &own)).await.status == StatusCode::OK };
+    until("writes to pass", passes).await;
+    let answers = [bed.hold(Version::HTTP_11, &own).await, bed.hold(Version::HTTP_2, &own).await];
+    bed.manager.confirms.store(false, Ordering::Relaxed);
+    for answer in answers {
+        let answer = soon("the answer", answer).await.unwrap();
+        let status: Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+        assert!(status["message"].as_str().unwrap().contains("has not confirmed"), "{status}");
+    }
+    assert_eq!(bed.counted("writes_cut").await, 2.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn of_new_config_maps_there_only_the_lock_passes() {
     let bed = Bed::new(owning(1, &[31]), &[]).await;
     let maps = "/api/v1/namespaces/other/configmaps";
@@ -275,6 +307,45 @@ async fn a_write_that_takes_too_long_is_cut() {
         assert_eq!(bed.counted("writes_cut").await, 1.0);
         bed.release.notify_waiters();
         assert_eq!(soon("the other", kept).await.unwrap().status, StatusCode::OK);
+    }
+}
+
+/// Once a write of this protocol has arrived.
+async fn until_written(mut stream: TlsStream<TcpStream>, version: Version) -> TlsStream<TcpStream> {
+    if version == Version::HTTP_2 {
+        let mut frames = Frames::begin(stream).await;
+        frames.send(SETTINGS, 0, 0, &[]).await;
+        while frames.next().await.unwrap().kind != HEADERS {}
+        return frames.into_stream();
+    }
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n{}") {
+        assert!(stream.read_buf(&mut head).await.unwrap() > 0);
+    }
+    stream
+}
+
+/// The kernel would send what it holds of a cut write once a partition is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_write_resets_its_connection() {
+    for (version, protocol) in BOTH.into_iter().zip(["http/1.1", "h2"]) {
+        let pki = Pki::new();
+        let (arrived, mut writes) = mpsc::unbounded_channel();
+        let upstream = Upstream::bytes(pki.server(&[protocol]), move |stream| {
+            let arrived = arrived.clone();
+            async move { arrived.send(until_written(stream, version).await).unwrap() }
+        })
+        .await;
+        let quickly = ["--write-drain-timeout", "50ms"];
+        let (proxy, _manager, mut stream) = following(&pki, upstream.address, owning(1, &[9, 31]), &quickly).await;
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        let answer = tokio::spawn(async move { client.ask(request("PUT", &format!("{OWN}/w"))).await });
+        let mut writing = soon("the write", writes.recv()).await.unwrap();
+        stream.send(&owning(2, &[9])).await;
+        assert_eq!(soon("the answer", answer).await.unwrap().status, StatusCode::GATEWAY_TIMEOUT);
+        let mut rest = Vec::new();
+        let end = soon("the end", writing.read_to_end(&mut rest)).await.unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset, "{version:?}");
     }
 }
 

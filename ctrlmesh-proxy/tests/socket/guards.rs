@@ -3,8 +3,8 @@
 use std::fs;
 
 use crate::harness::client::{Answer, Client, get, tls};
-use crate::harness::until;
 use crate::harness::watches::{Bed, WATCH, event, sees};
+use crate::harness::{soon, until};
 use bytes::Bytes;
 use http::{Request, StatusCode, Version};
 use http_body_util::Full;
@@ -151,6 +151,28 @@ async fn a_change_of_guards_leaves_watches_alone() {
     assert_eq!(watching.sees().await, sees("MODIFIED", "y"));
     assert!(bed.watches.try_recv().is_err(), "no other watch was begun");
     assert_eq!(bed.listed().len(), 1, "only the client listed");
+}
+
+#[tokio::test]
+async fn a_held_request_passes_under_the_policy_that_lets_it() {
+    let holding = |epoch, trigger, selector: &str| {
+        let mut policy = policy(epoch, trigger, 1);
+        policy["guards"][0]["holds"] = json!(true);
+        policy["limits"][0]["selector"] = json!(selector);
+        policy
+    };
+    for version in BOTH {
+        let bed = Bed::new(&holding(1, "forceOpened", "team=a")).await;
+        let mut client = client(&bed, version).await;
+        let held = tokio::spawn(async move { client.get("/api/v1/pods").await });
+        // Its head has arrived, and nothing of it is under way: the next policy is enforced at once.
+        bed.change(&holding(2, "forceOpened", "team=b")).await;
+        assert!(!held.is_finished());
+        bed.change(&holding(3, "forceClosed", "team=c")).await;
+        assert_eq!(soon("the answer", held).await.unwrap().status, StatusCode::OK);
+        let target = bed.upstream.last().target;
+        assert!(target.contains("team%3Dc"), "{target}");
+    }
 }
 
 /// Waits until the state folder has an open breaker with this text.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
+use ctrlmesh_common::wire::GuardState;
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
@@ -23,6 +24,8 @@ pub struct Receipt {
     pub refused: Option<String>,
     pub connected: bool,
     pub last_contact: SystemTime,
+    /// What the pod's guards have done.
+    pub guards: Arc<[GuardState]>,
 }
 
 #[derive(Debug)]

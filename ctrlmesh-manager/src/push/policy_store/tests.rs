@@ -36,6 +36,7 @@ pub(crate) fn receipt(pod: &str, epoch: u64) -> Receipt {
         refused: None,
         connected: true,
         last_contact: SystemTime::UNIX_EPOCH + Duration::from_secs(epoch),
+        guards: Arc::default(),
     }
 }
 

@@ -1,8 +1,11 @@
 //! The policies that were delivered to a proxy, and its verdicts.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
 
-use ctrlmesh_common::wire::{MAX_REASON_BYTES, PodId, PolicySummary, Verdict};
+use ctrlmesh_common::wire::{GuardState, MAX_GUARD_STATES, MAX_REASON_BYTES, PodId, PolicySummary, Verdict};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::PushService;
@@ -23,7 +26,24 @@ pub(super) struct Delivery {
     pub(super) refused: Option<String>,
     /// Verdicts on this policy.
     verdicts: u32,
+    /// What the pod's guards have done, as the proxy reported last.
+    pub(super) guards: Arc<[GuardState]>,
+    /// Reports on guards since then.
+    guard_reports: (Instant, u32),
 }
+
+/// A proxy that says the same again and again.
+#[derive(Debug)]
+pub(super) struct TooMany;
+
+/// Reports on the guards of one pod in [`GUARD_REPORTS_WITHIN`]. A proxy sends one a second at most; some may have
+/// waited.
+const MOST_GUARD_REPORTS: u32 = 64;
+
+const GUARD_REPORTS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Longest name of a breaker or a rule, in bytes.
+const MAX_NAME_BYTES: usize = 512;
 
 /// A policy is applied or refused, and perhaps tried again.
 const MOST_VERDICTS: u32 = 16;
@@ -59,6 +79,8 @@ impl Delivery {
             in_force: 0,
             refused: None,
             verdicts: 0,
+            guards: Arc::default(),
+            guard_reports: (Instant::now(), 0),
         }
     }
 
@@ -67,11 +89,44 @@ impl Delivery {
         Self { digest, in_force: digest, ..self }
     }
 
-    /// False where there were too many verdicts.
-    pub(super) fn apply_verdict(&mut self, verdict: Verdict, pod: &PodName, push: &PushService) -> bool {
+    /// What the last policy's guards have done stays with the next.
+    pub(super) fn with_guards_of(self, before: Option<&Self>) -> Self {
+        let Some(before) = before.filter(|before| before.uid == self.uid) else { return self };
+        Self { guards: before.guards.clone(), guard_reports: before.guard_reports, ..self }
+    }
+
+    /// Takes a report on the pod's guards. Returns whether it says something new.
+    pub(super) fn take_guards(&mut self, mut states: Vec<GuardState>) -> Result<bool, TooMany> {
+        let (since, count) = &mut self.guard_reports;
+        if since.elapsed() >= GUARD_REPORTS_WITHIN {
+            (*since, *count) = (Instant::now(), 0);
+        }
+        *count += 1;
+        if *count > MOST_GUARD_REPORTS {
+            return Err(TooMany);
+        }
+        states.truncate(MAX_GUARD_STATES);
+        states.retain(|state| state.breaker.len().max(state.rule.len()) <= MAX_NAME_BYTES);
+        let is_new = *self.guards != *states;
+        if is_new {
+            self.guards = states.into();
+        }
+        Ok(is_new)
+    }
+
+    /// Takes a verdict. Returns whether it counts: one on an older policy does not.
+    pub(super) fn take_verdict(
+        &mut self,
+        verdict: Verdict,
+        pod: &PodName,
+        push: &PushService,
+    ) -> Result<bool, TooMany> {
+        if self.digest != verdict.digest {
+            return Ok(false);
+        }
         self.verdicts = self.verdicts.saturating_add(1);
         if self.verdicts > MOST_VERDICTS {
-            return false;
+            return Err(TooMany);
         }
         self.epoch = verdict.epoch;
         self.refused = (!verdict.refused.is_empty()).then(|| {
@@ -87,7 +142,7 @@ impl Delivery {
             push.metrics.applied.inc();
             info!(%pod, epoch = self.epoch, "policy in force");
         }
-        true
+        Ok(true)
     }
 }
 

@@ -39,7 +39,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How often all receipts are sent again. The leader drops those of pods that it does not know yet.
 const AGAIN: Duration = Duration::from_mins(1);
 
-/// Receipts in one message, of some 200 bytes each.
+/// Receipts, and states of guards with them, in one message: of some 200 bytes each.
 const IN_ONE: usize = 2000;
 
 pub struct ReceiptRelay {
@@ -113,8 +113,8 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
             .filter(|(pod, receipt)| sent.get(*pod) != Some(*receipt))
             .map(|(pod, receipt)| message(pod, receipt))
             .collect();
-        for some in news.chunks(IN_ONE) {
-            if sender.send(Receipts { receipts: some.to_vec() }).await.is_err() {
+        for receipts in chunks(news) {
+            if sender.send(Receipts { receipts }).await.is_err() {
                 return;
             }
         }
@@ -132,6 +132,22 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     }
 }
 
+/// As many in each as one message takes, and at least one.
+fn chunks(receipts: Vec<wire::Receipt>) -> Vec<Vec<wire::Receipt>> {
+    let (mut chunks, mut room) = (Vec::<Vec<_>>::new(), 0);
+    for receipt in receipts {
+        let size = 1 + receipt.guards.len();
+        if let Some(chunk) = chunks.last_mut().filter(|_| size <= room) {
+            chunk.push(receipt);
+        } else {
+            room = IN_ONE;
+            chunks.push(vec![receipt]);
+        }
+        room = room.saturating_sub(size);
+    }
+    chunks
+}
+
 fn message(pod: &PodName, receipt: &Receipt) -> wire::Receipt {
     let since = receipt.last_contact.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     wire::Receipt {
@@ -141,6 +157,7 @@ fn message(pod: &PodName, receipt: &Receipt) -> wire::Receipt {
         refused: receipt.refused.clone().unwrap_or_default(),
         connected: receipt.connected,
         last_contact: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        guards: receipt.guards.to_vec(),
     }
 }
 
@@ -187,6 +204,7 @@ fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
         connected: receipt.connected,
         // The other clock may be ahead.
         last_contact: at.map_or_else(SystemTime::now, |at| at.min(SystemTime::now())),
+        guards: receipt.guards.into(),
     };
     push.store.receive(Some(from), &PodName { namespace: pod.namespace, name: pod.name }, taken);
 }

@@ -18,7 +18,7 @@ use tracing::debug;
 
 use super::PushService;
 use super::catch_up::{MinimumVersions, catch_up, is_held};
-use super::delivery::{Delivery, RemovedPods, is_of, known};
+use super::delivery::{Delivery, RemovedPods, TooMany, is_of, known};
 use super::hello;
 use super::latest_connections::Replaced;
 use crate::ca::api_server::ApiServer;
@@ -158,7 +158,7 @@ impl Session {
                 self.receipt(&pod.name, true);
             }
         }
-        let mut update = self.update();
+        let mut update = Update { guard_reports: true, ..self.update() };
         // A proxy keeps its policy of a pod that is there and has no policy here.
         let here = |known: &PolicySummary| now.iter().any(|pod| is_of(known, pod));
         let gone = known.into_values().filter(|known| !here(known));
@@ -184,7 +184,7 @@ impl Session {
             };
             let done = match event {
                 Event::Report(Ok(None)) => return None,
-                Event::Report(Ok(Some(report))) => self.take_verdict(report),
+                Event::Report(Ok(Some(report))) => self.take_report(report),
                 Event::Report(Err(status)) => Err(self.unreadable(status)?),
                 Event::News => {
                     self.news = true;
@@ -210,28 +210,37 @@ impl Session {
         (!broken).then(|| self.push.refuse(Refused::Message, &self.proven.identity, status))
     }
 
-    /// Takes the proxy's verdict on a policy.
-    fn take_verdict(&mut self, report: Report) -> Result<(), Status> {
-        let Some(Content::Verdict(verdict)) = report.content else {
-            let status = Status::invalid_argument("the report is no verdict");
-            return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
+    /// Takes a report on one pod. What a newer proxy reports beside is passed over.
+    fn take_report(&mut self, report: Report) -> Result<(), Status> {
+        let of = match &report.content {
+            Some(Content::Verdict(verdict)) => verdict.pod.clone().unwrap_or_default(),
+            Some(Content::Guards(guards)) => guards.pod.clone().unwrap_or_default(),
+            Some(Content::Hello(_)) => {
+                let status = Status::invalid_argument("only the first report is a hello");
+                return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
+            }
+            None => return Ok(()),
         };
-        let of = verdict.pod.clone().unwrap_or_default();
         let pod = of.pod_name();
         let delivery = self.delivered.get_mut(&pod);
         let Some(delivery) = delivery.filter(|delivery| of.uid.is_empty() || of.uid == delivery.uid) else {
-            if self.gone.has(&of) {
+            // What guards have done decides nothing. The proxy may have kept a policy that cannot be compiled now.
+            if self.gone.has(&of) || matches!(report.content, Some(Content::Guards(_))) {
                 return Ok(());
             }
-            let status = Status::permission_denied("the verdict is on a pod of which the proxy was sent no policy");
+            let status = Status::permission_denied("the report is on a pod of which the proxy was sent no policy");
             return Err(self.push.refuse(Refused::Foreign, &self.proven.identity, status));
         };
-        // A verdict on an older policy is ignored.
-        if delivery.digest == verdict.digest {
-            if !delivery.apply_verdict(verdict, &pod, &self.push) {
-                let status = Status::resource_exhausted("too many verdicts on one policy");
-                return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
-            }
+        let taken = match report.content {
+            Some(Content::Verdict(verdict)) => delivery.take_verdict(verdict, &pod, &self.push),
+            Some(Content::Guards(guards)) => delivery.take_guards(guards.states),
+            _ => Ok(false),
+        };
+        let refuse = |TooMany| {
+            let status = Status::resource_exhausted("too many reports on one pod");
+            self.push.refuse(Refused::Message, &self.proven.identity, status)
+        };
+        if taken.map_err(refuse)? {
             self.receipt(&pod, true);
         }
         Ok(())
@@ -295,7 +304,8 @@ impl Session {
             }
             bytes += policy.json().len();
             let epoch = last.map_or(0, |last| last.epoch);
-            self.delivered.insert(pod.name.clone(), Delivery::of(pod, policy, epoch));
+            let delivery = Delivery::of(pod, policy, epoch).with_guards_of(last);
+            self.delivered.insert(pod.name.clone(), delivery);
             update.policies.push(PodEntry {
                 pod: Some(PodId::of(&pod.name, &pod.uid)),
                 digest: policy.digest(),
@@ -339,6 +349,7 @@ impl Session {
             refused: delivery.refused.clone(),
             connected,
             last_contact: SystemTime::now(),
+            guards: delivery.guards.clone(),
         };
         self.push.store.receive(None, pod, receipt);
     }

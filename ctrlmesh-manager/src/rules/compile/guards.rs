@@ -24,8 +24,9 @@ pub(super) struct Guarded<'a> {
     breakers: Vec<&'a Breaker>,
     /// Indices of `breakers`, by name.
     by_namespace: BTreeMap<&'a str, Vec<usize>>,
-    /// By the address of the policy without guards, which is beside it, and the breakers.
-    policies: HashMap<(usize, Vec<usize>), PolicyPair>,
+    /// By the address of the policy without guards, which is beside it, the breakers, and the pod's UID where it shares
+    /// a bucket.
+    policies: HashMap<(usize, Vec<usize>, String), PolicyPair>,
     troubles: Vec<Trouble>,
 }
 
@@ -57,11 +58,15 @@ impl<'a> Guarded<'a> {
             return policy;
         }
         let all = &self.breakers;
-        let key = (Arc::as_ptr(&policy).addr(), breakers);
+        let shares = breakers.iter().any(|at| all[*at].is_shared());
+        let uid = if shares { pod.uid.clone() } else { String::new() };
+        let key = (Arc::as_ptr(&policy).addr(), breakers, uid);
         if let Some(pair) = self.policies.get(&key) {
             return pair.guarded.clone();
         }
-        let guards: Vec<Guard> = key.1.iter().flat_map(|at| all[*at].guards.iter().cloned()).collect();
+        let (operator, shard) = (policy.operator.as_deref(), policy.shard.as_deref());
+        let guards = key.1.iter().flat_map(|at| all[*at].guards(&pod.uid, operator, shard));
+        let guards: Vec<Guard> = guards.collect();
         let guarded = policy.with_guards(&guards);
         self.policies.insert(key, PolicyPair { _unguarded: policy, guarded: guarded.clone() });
         guarded

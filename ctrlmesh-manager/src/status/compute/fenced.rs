@@ -3,10 +3,10 @@
 use ctrlmesh_common::api::{FenceMode, ShardingConfig};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::{Finding, finding};
 use crate::ownership::fence_state::{FenceState, States, Unfenced};
 pub(super) use crate::rules::fenced::FENCED;
 use crate::rules::fenced::UNSUPPORTED;
+use crate::status::finding::{Finding, finding};
 
 /// None for what is no root.
 pub(super) fn of(config: &ShardingConfig, full_name: &str, before: &[Condition], states: &States) -> Option<Finding> {

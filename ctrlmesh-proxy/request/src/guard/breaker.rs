@@ -12,6 +12,9 @@ use super::{Moment, TokenBucket};
 /// While a probe is under way, nobody knows when it ends; clients come again after this.
 const PROBE_RETRY_NANOSECONDS: u64 = 1_000_000_000;
 
+/// A pod gets its part of a shared bucket when all others have taken a smaller one: mostly within some seconds.
+const PART_RETRY_NANOSECONDS: u64 = 1_000_000_000;
+
 /// Tells the probes of a pod apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeId(pub u64);
@@ -21,6 +24,8 @@ pub struct ProbeId(pub u64);
 pub struct Breaker {
     tokens: TokenBucket,
     state: State,
+    /// Whether it ever let a request pass.
+    is_used: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,19 +54,50 @@ pub enum Verdict {
 }
 
 impl Breaker {
+    /// One of a rule that is new here. A part of a shared bucket is empty at first: a pod that is gone, or this pod's
+    /// last process, may have used all.
+    pub(super) fn new(guard: &Guard, now: Moment) -> Self {
+        let bucket = guard.own_bucket().filter(|_| guard.part.is_some());
+        let tokens = bucket.map(|bucket| TokenBucket::empty(&bucket, now));
+        Self { tokens: tokens.unwrap_or_default(), ..Self::default() }
+    }
+
     /// One that opened before this process began.
-    pub(super) fn opened(until: Option<Moment>) -> Self {
-        Self { tokens: TokenBucket::default(), state: State::Open { until } }
+    pub(super) fn opened(guard: &Guard, until: Option<Moment>, now: Moment) -> Self {
+        Self { state: State::Open { until }, ..Self::new(guard, now) }
+    }
+
+    /// The same, where the pod's part of the bucket has changed.
+    #[must_use]
+    pub(super) fn with_part_of(self, from: &Guard, to: &Guard, now: Moment) -> Self {
+        match (from.own_bucket(), to.own_bucket()) {
+            (Some(from), Some(to)) => {
+                // A part that the pod lost and has again is empty as a new one is.
+                let is_used = self.is_used && from.burst.min(to.burst) > 0;
+                Self { tokens: self.tokens.resized(&from, &to, now), is_used, ..self }
+            }
+            _ => self,
+        }
     }
 
     pub fn check(&self, guard: &Guard, now: Moment) -> Verdict {
-        let next = guard.bucket.as_ref().map_or(Some(now), |bucket| self.tokens.next(bucket, now));
+        let bucket = guard.own_bucket();
+        let next = bucket.map_or(Some(now), |bucket| self.tokens.next(&bucket, now));
         let has_token = next == Some(now);
         match (guard.trigger, self.state) {
             (Trigger::ForceClosed, _) => Verdict::Pass,
             (Trigger::ForceOpened, _) => Verdict::Refuse { cause: Cause::ForceOpened, retry_at: None, opens: false },
             (Trigger::LimiterOnly, _) | (Trigger::Normal, State::Closed) if has_token => Verdict::Pass,
+            (Trigger::LimiterOnly, _) | (Trigger::Normal, State::Closed)
+                if bucket.is_some_and(|own| own.burst == 0) =>
+            {
+                without_part(guard, now)
+            }
             (Trigger::LimiterOnly, _) => Verdict::Refuse { cause: Cause::Empty, retry_at: next, opens: false },
+            // Nobody has used it up.
+            (Trigger::Normal, State::Closed) if guard.part.is_some() && !self.is_used => {
+                Verdict::Refuse { cause: Cause::Empty, retry_at: next, opens: false }
+            }
             (Trigger::Normal, State::Closed) => refuse(opened_until(guard, now), next, true),
             (Trigger::Normal, State::Open { until: Some(until) }) if until <= now => {
                 if has_token {
@@ -80,8 +116,9 @@ impl Breaker {
         if guard.trigger == Trigger::ForceClosed {
             return;
         }
-        if let Some(bucket) = &guard.bucket {
-            self.tokens.take(bucket, now);
+        self.is_used = true;
+        if let Some(bucket) = guard.own_bucket() {
+            self.tokens.take(&bucket, now);
         }
         if let (Verdict::Probe, State::Open { until: Some(until) }) = (verdict, self.state) {
             self.state = State::Probing { probe, until };
@@ -146,6 +183,13 @@ fn refuse(until: Option<Moment>, next: Option<Moment>, opens: bool) -> Verdict {
     let cause = if until.is_some() { Cause::Open } else { Cause::OpenUntilReset };
     // At `until` the bucket may still be empty.
     Verdict::Refuse { cause, retry_at: until.zip(next).map(|(until, next)| until.max(next)), opens }
+}
+
+/// Of a pod that has nothing of a shared bucket, now or for good.
+fn without_part(guard: &Guard, now: Moment) -> Verdict {
+    let waits = guard.part.as_ref().is_some_and(|part| part.number.is_none());
+    let cause = if waits { Cause::PartAwaited } else { Cause::NoPart };
+    Verdict::Refuse { cause, retry_at: waits.then(|| now.after(PART_RETRY_NANOSECONDS)), opens: false }
 }
 
 /// Until when a breaker is open that opens now.

@@ -27,10 +27,32 @@ impl Moment {
 }
 
 impl TokenBucket {
+    /// One that holds nothing yet.
+    pub fn empty(bucket: &Bucket, now: Moment) -> Self {
+        Self { full_at: units(bucket, now) + size(bucket) }
+    }
+
+    /// What it holds, in a bucket of another size: no more than fits. Less than a request may be lost, and nothing is
+    /// won.
+    #[must_use]
+    pub fn resized(self, from: &Bucket, to: &Bucket, now: Moment) -> Self {
+        if from == to {
+            return self;
+        }
+        let missing = self.full_at.saturating_sub(units(from, now));
+        let holds = size(from).saturating_sub(missing);
+        let (one, of_new) = (u128::from(from.interval_nanoseconds), u128::from(to.interval_nanoseconds));
+        let holds = (holds / one).saturating_mul(of_new).saturating_add(holds % one * of_new / one);
+        Self { full_at: units(to, now) + (size(to) - holds.min(size(to))) }
+    }
+
     /// When a request may pass: `now`, later, or never.
     pub fn next(&self, bucket: &Bucket, now: Moment) -> Option<Moment> {
+        if bucket.burst == 0 {
+            return None;
+        }
         let (limit, cost) = (u128::from(bucket.limit), u128::from(bucket.interval_nanoseconds));
-        let earliest = (self.full_at + cost).saturating_sub(u128::from(bucket.burst) * cost);
+        let earliest = (self.full_at + cost).saturating_sub(size(bucket));
         if earliest <= units(bucket, now) {
             return Some(now);
         }
@@ -42,6 +64,11 @@ impl TokenBucket {
     pub fn take(&mut self, bucket: &Bucket, now: Moment) {
         self.full_at = self.full_at.max(units(bucket, now)) + u128::from(bucket.interval_nanoseconds);
     }
+}
+
+/// What a full bucket holds: at most 96 bits.
+fn size(bucket: &Bucket) -> u128 {
+    u128::from(bucket.burst) * u128::from(bucket.interval_nanoseconds)
 }
 
 /// At most 96 bits. Without a limit no time passes for the bucket, so nothing flows in.
@@ -145,8 +172,40 @@ pub(super) mod tests {
         }
     }
 
+    #[test]
+    fn an_empty_bucket_fills_as_time_goes() {
+        let size = bucket(3, 2, SECOND);
+        let mut tokens = TokenBucket::empty(&size, Moment(SECOND));
+        assert_eq!(tokens.next(&size, Moment(SECOND)), Some(Moment(SECOND + SECOND / 2)));
+        let later = Moment(100 * SECOND);
+        assert_eq!((0..9).filter(|_| passes(&mut tokens, &size, later)).count(), 3);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
+
+        /// As exactly as whole requests show.
+        #[test]
+        fn what_a_bucket_holds_stays_with_another_size(
+            bursts in (1..20_u32, 0..20_u32),
+            intervals in (1..1000_u64, 1..1000_u64),
+            limit in 1..50_u32,
+            taken in 0..20_u32,
+            now in 0..u64::from(u32::MAX),
+        ) {
+            let (from, to) = (bucket(bursts.0, limit, intervals.0), bucket(bursts.1, limit, intervals.1));
+            prop_assume!(from != to);
+            let mut tokens = TokenBucket::default();
+            let left = bursts.0.saturating_sub(taken);
+            for _ in 0..taken {
+                passes(&mut tokens, &from, Moment(now));
+            }
+            let mut resized = tokens.resized(&from, &to, Moment(now));
+            let passed = (0..50).filter(|_| passes(&mut resized, &to, Moment(now))).count();
+            prop_assert_eq!(passed, usize::try_from(left.min(bursts.1)).unwrap());
+            let back = tokens.resized(&from, &to, Moment(now)).resized(&to, &from, Moment(now));
+            prop_assert!(back.full_at >= tokens.full_at.max(units(&from, Moment(now))));
+        }
 
         #[test]
         fn it_does_what_a_bucket_of_fractions_does(

@@ -18,6 +18,8 @@ pub struct Refused {
     pub cause: Cause,
     /// In seconds, rounded up. `None` where no time will do.
     pub retry_after: Option<u32>,
+    /// Whether the request may be held until the breaker closes.
+    pub holds: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,17 @@ pub enum Cause {
     OpenUntilReset,
     /// The rule refuses everything.
     ForceOpened,
+    /// The pod is new, and the bucket is being divided anew.
+    PartAwaited,
+    /// More pods share the bucket than requests fit in it.
+    NoPart,
+}
+
+impl Cause {
+    /// Whether a breaker is open, so that it may close.
+    fn is_open(self) -> bool {
+        matches!(self, Self::Open | Self::OpenUntilReset | Self::ForceOpened)
+    }
 }
 
 impl Refused {
@@ -40,13 +53,14 @@ impl Refused {
             rule: guard.rule.clone(),
             cause,
             retry_after: seconds.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX)),
+            holds: guard.holds && cause.is_open(),
         }
     }
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { breaker, rule, cause, retry_after } = self;
+        let Self { breaker, rule, cause, retry_after, .. } = self;
         let (namespace, name) = breaker.split_once('/').unwrap_or(("", breaker));
         write!(f, "rule {rule:?} of CircuitBreaker {breaker} ")?;
         match cause {
@@ -61,11 +75,13 @@ impl fmt::Display for Refused {
                 )?;
             }
             Cause::ForceOpened => f.write_str("refuses everything: its triggerPolicy is ForceOpened")?,
+            Cause::PartAwaited => f.write_str("is shared by several pods, and this one has no part of it yet")?,
+            Cause::NoPart => f.write_str("is shared by more pods than its burst, and this one has no part of it")?,
         }
         match (retry_after, cause) {
             (Some(seconds), _) => write!(f, "; come again in {seconds} s"),
             (None, Cause::Empty | Cause::Open) => f.write_str(", and nothing flows in"),
-            (None, Cause::OpenUntilReset | Cause::ForceOpened) => Ok(()),
+            (None, _) => Ok(()),
         }
     }
 }
@@ -79,10 +95,12 @@ mod tests {
             breaker: "ops/wild".to_owned(),
             rule: "creates".to_owned(),
             bucket: None,
+            part: None,
             trigger: ctrlmesh_common::policy::guard::Trigger::ForceOpened,
             sleeping_window_nanoseconds: None,
             requests: Vec::new(),
             reset: None,
+            holds: false,
         };
         Refused::new(&guard, cause, Moment(NANOSECONDS), retry_at)
     }

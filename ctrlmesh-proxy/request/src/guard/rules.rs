@@ -1,6 +1,6 @@
 //! The rules of one pod, with their states.
 
-use ctrlmesh_common::policy::guard::Guard;
+use ctrlmesh_common::policy::guard::{Guard, Part};
 use serde::{Deserialize, Serialize};
 
 use super::{Breaker, Moment, ProbeId, Refused, Verdict, matches};
@@ -45,20 +45,25 @@ impl Guards {
     pub fn restored(open: Vec<OpenRule>, now: Moment) -> Self {
         let rules = open.into_iter().map(|OpenRule { guard, until }| {
             let window = guard.sleeping_window_nanoseconds.unwrap_or(u64::MAX);
-            Rule { guard, breaker: Breaker::opened(until.map(|until| until.min(now.after(window)))) }
+            let breaker = Breaker::opened(&guard, until.map(|until| until.min(now.after(window))), now);
+            Rule { guard, breaker }
         });
         Self { rules: rules.collect(), ..Self::default() }
     }
 
     /// Takes the guards of another policy. A rule whose own fields did not change keeps its bucket and its state,
     /// unless its reset has a new value. The last value is remembered while there is none.
-    pub fn replace(&mut self, guards: &[Guard]) {
+    pub fn replace(&mut self, guards: &[Guard], now: Moment) {
         let rules = guards.iter().map(|guard| {
-            let known = self.rules.iter().find(|rule| rule.guard.means_the_same(guard));
+            let before = self.rules.iter().find(|rule| rule.guard.is_rule(&guard.breaker, &guard.rule));
+            let known = before.filter(|rule| rule.guard.means_the_same(guard));
             let known = known.filter(|rule| guard.reset.is_none() || guard.reset == rule.guard.reset);
-            let breaker = known.map(|rule| rule.breaker).unwrap_or_default();
             let reset = guard.reset.clone().or_else(|| known.and_then(|rule| rule.guard.reset.clone()));
-            Rule { guard: Guard { reset, ..guard.clone() }, breaker }
+            let part = newest(before.and_then(|rule| rule.guard.part.as_ref()), guard.part.as_ref());
+            let guard = Guard { reset, part: part.cloned(), ..guard.clone() };
+            let breaker = known.map(|rule| rule.breaker.with_part_of(&rule.guard, &guard, now));
+            let breaker = breaker.unwrap_or_else(|| Breaker::new(&guard, now));
+            Rule { guard, breaker }
         });
         self.rules = rules.collect();
         self.changes += 1;
@@ -82,7 +87,9 @@ impl Guards {
             (retry_at.is_none(), *retry_at, std::cmp::Reverse((breaker, rule)))
         });
         if let Some((at, cause, retry_at)) = longest {
-            let refused = Refused::new(&rules[at].guard, cause, now, retry_at);
+            // Another rule would refuse it all the same.
+            let holds = refusals.clone().all(|(at, cause, _)| Refused::new(&rules[at].guard, cause, now, None).holds);
+            let refused = Refused { holds, ..Refused::new(&rules[at].guard, cause, now, retry_at) };
             let refusing = refusals.map(|(at, _, _)| at).collect();
             self.refuse(&verdicts, now);
             return Err((refused, refusing));
@@ -140,6 +147,12 @@ impl Guards {
         }
         self.changes += u64::from(verdicts.iter().any(|(_, verdict)| verdict.opens()));
     }
+}
+
+/// A replica of the manager whose watch lags behind may send an older part, which others have in theirs already.
+fn newest<'a>(known: Option<&'a Part>, sent: Option<&'a Part>) -> Option<&'a Part> {
+    let known = known.filter(|known| sent.is_some_and(|sent| sent.is_older(known)));
+    known.or(sent)
 }
 
 #[cfg(test)]

@@ -158,7 +158,7 @@ mod tests {
     fn a_guards_refusal_says_when_to_come_again() {
         let refused = |retry_after| {
             let (breaker, rule) = ("ops/wild".to_owned(), "creates".to_owned());
-            let refused = Refused { breaker, rule, cause: Cause::Empty, retry_after };
+            let refused = Refused { breaker, rule, cause: Cause::Empty, retry_after, holds: false };
             Status::from(&Refusal::Guarded(Box::new(refused)))
         };
         let status = refused(Some(7));

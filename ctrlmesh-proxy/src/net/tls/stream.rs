@@ -17,6 +17,7 @@ use std::task::{Context, Poll, ready};
 use rustls::{ClientConnection, ConnectionCommon, ServerConnection, SideData};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 
 pub use batched::BatchedStream;
 
@@ -53,6 +54,7 @@ pub struct Stream<C> {
     closing: bool,
     /// Whether bytes arrived since that was last asked.
     received: bool,
+    reset: Option<CancellationToken>,
 }
 
 struct EncryptedBytes {
@@ -96,7 +98,14 @@ where
             write_error: None,
             closing: false,
             received: false,
+            reset: None,
         }
+    }
+
+    /// Once `reset` is cancelled, the drop of this stream resets the connection: the kernel discards what the peer has
+    /// not acknowledged (`SO_LINGER` in socket(7)), and sends nothing of it later.
+    pub fn reset_when(&mut self, reset: CancellationToken) {
+        self.reset = Some(reset);
     }
 
     /// The ALPN protocol that was negotiated.
@@ -266,6 +275,15 @@ where
         }
         ready!(this.write_out(cx))?;
         Pin::new(&mut this.tcp).poll_shutdown(cx)
+    }
+}
+
+impl<C> Drop for Stream<C> {
+    fn drop(&mut self) {
+        if self.reset.as_ref().is_some_and(CancellationToken::is_cancelled) {
+            // Fails where the connection is over already.
+            let _over = self.tcp.set_zero_linger();
+        }
     }
 }
 

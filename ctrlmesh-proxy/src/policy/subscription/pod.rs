@@ -10,16 +10,24 @@ use super::Subscription;
 use crate::metrics::Metrics;
 use crate::policy::enforce::show;
 use crate::policy::settle::Publish;
-use crate::policy::{Current, PodName, Validity};
+use crate::policy::{Current, PodName, PublishGuards, Validity};
 
 /// What one pod is served by.
 #[derive(Debug)]
 pub struct PodSubscription {
     /// Followed until shutdown, or until the pod is gone.
     pub policy: Current,
-    /// Where its settled policies are published.
-    pub publish: Publish,
+    pub publish: Publications,
     pub validity: Validity,
+}
+
+/// Where the manager is told of one pod. The default: nowhere.
+#[derive(Debug, Default)]
+pub struct Publications {
+    /// Its settled policies.
+    pub settled: Publish,
+    /// The states of its guards.
+    pub guards: PublishGuards,
 }
 
 /// Waits for the policy of `pod`, and follows it until shutdown. Nothing may be served before: a request that passes
@@ -43,7 +51,8 @@ pub fn policy_now(
     gone: &CancellationToken,
 ) -> Option<PodSubscription> {
     // First, so that no policy after the one that is read here is acknowledged before it is settled.
-    let publish = followed.settled.begin(pod.clone());
+    let settled = followed.settled.begin(pod.clone());
+    let publish = Publications { settled, guards: followed.guards.begin(pod.clone()) };
     let validity = followed.validities.of(&pod);
     let mut policies = followed.policies;
     let first = policies.borrow_and_update().get(&pod)?.policy.clone();
@@ -82,9 +91,9 @@ mod tests {
     use tokio::task;
 
     use super::*;
-    use crate::policy::Validities;
     use crate::policy::settle::SettledPolicies;
     use crate::policy::store::PodPolicies;
+    use crate::policy::{GuardReports, Validities};
 
     #[tokio::test]
     async fn an_equal_policy_is_no_change() {
@@ -100,6 +109,7 @@ mod tests {
             whole,
             servers,
             settled: SettledPolicies::default(),
+            guards: GuardReports::default(),
             validities: Validities::default(),
         };
         let PodSubscription { policy: mut current, publish: _publish, .. } =

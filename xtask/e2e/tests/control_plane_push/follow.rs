@@ -1,6 +1,7 @@
 //! Policies reach real proxies, which keep serving without the manager.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use ctrlmesh_common::policy::Lock;
@@ -256,6 +257,7 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
             refused: refused.clone(),
             connected: true,
             last_contact: SystemTime::now(),
+            guards: Arc::default(),
         };
         store.receive(None, &name, receipt);
         until("the leader to know", || {

@@ -3,20 +3,24 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use ctrlmesh_common::api::CircuitBreaker;
+use ctrlmesh_common::api::{BreakerState, CircuitBreaker, LimitingSnapshot};
 use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::{ControlPlane, Options};
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator_config;
 use crate::full::{OPERATOR, SYSTEM, divide_fenced, enrolled, parted, proxies, world};
 use crate::process::{ProxySettings, Replica, Sidecar};
-use crate::token::TestPod;
+use crate::token::{self, TestPod};
 
 const BREAKER: &str = "wild";
 
@@ -147,14 +151,15 @@ async fn apply(client: &Client, metadata: &Value, rules: &Value) {
     breakers.patch(BREAKER, &force, &Patch::Apply(&breaker)).await.unwrap();
 }
 
-/// In no window did more pass than the burst and what flowed in. The proxy let each pass while it was under way.
-fn assert_bounded(passed: &[Passed]) {
-    for (at, first) in passed.iter().enumerate() {
-        for (number, last) in passed[at..].iter().enumerate() {
+/// In no window did more pass than the burst and what flowed in. A proxy let each pass while it was under way.
+fn assert_bounded(passed: &[Passed], burst: u32, per_second: u32) {
+    for first in passed {
+        for last in passed.iter().filter(|last| last.ended >= first.ended) {
             let window: Duration = last.ended - first.begun;
-            let flowed_in = f64::from(PER_SECOND) * window.as_secs_f64();
-            let count = u32::try_from(number + 1).unwrap();
-            assert!(f64::from(count) <= f64::from(BURST) + flowed_in + 1.0, "{count} passed in {window:?}");
+            let within = |one: &&Passed| one.begun >= first.begun && one.ended <= last.ended;
+            let count = u32::try_from(passed.iter().filter(within).count()).unwrap();
+            let flowed_in = f64::from(per_second) * window.as_secs_f64();
+            assert!(f64::from(count) <= f64::from(burst) + flowed_in + 1.0, "{count} passed in {window:?}");
         }
     }
 }
@@ -172,6 +177,7 @@ struct Bed {
     client: Client,
     settings: ProxySettings,
     pod: TestPod,
+    other: TestPod,
     /// A namespace of the pod's shard.
     team: String,
     _replica: Replica,
@@ -188,10 +194,39 @@ impl Bed {
         replica.until_ready().await;
         divide_fenced(&client, "Off", 2, None).await;
         let (settings, [pod, other]) = enrolled(&cluster, &client, &replica, &folder).await;
-        let (_sidecars, clients) = proxies(&client, &settings, &[pod.clone(), other]).await;
+        let (_sidecars, clients) = proxies(&client, &settings, &[pod.clone(), other.clone()]).await;
         let [own, _] = parted(&clients, |_, _| true).await;
         let team = own.first().unwrap().clone();
-        Self { cluster, client, settings, pod, team, _replica: replica, _folder: folder }
+        Self { cluster, client, settings, pod, other, team, _replica: replica, _folder: folder }
+    }
+
+    /// Waits until the status says this of each condition, by its type and reason.
+    async fn until_status(&self, expected: [(&str, &str); 3]) {
+        let breakers: Api<CircuitBreaker> = Api::namespaced(self.client.clone(), OPERATOR);
+        eventually("the status", async || {
+            let status = breakers.get(BREAKER).await.ok()?.status?;
+            let conditions = status.conditions.iter().map(|one| (one.type_.as_str(), one.reason.as_str()));
+            conditions.eq(expected).then_some(())
+        })
+        .await;
+    }
+
+    /// What the status says of the limits of the pod that the test serves, as it was written last.
+    async fn limits(&self) -> Vec<LimitingSnapshot> {
+        let breakers: Api<CircuitBreaker> = Api::namespaced(self.client.clone(), OPERATOR);
+        let status = breakers.get(BREAKER).await.unwrap().status.unwrap();
+        let mut targets = status.target_status.into_iter();
+        targets.find(|one| one.target.pod_name.as_ref() == Some(&self.pod.name)).unwrap().limiting_snapshots
+    }
+
+    async fn until_event(&self, reason: &str, note: &str) {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), OPERATOR);
+        eventually("an event", async || {
+            let all = events.list(&ListParams::default()).await.ok()?.items;
+            let is_it = |one: &&Event| one.reason.as_deref() == Some(reason) && one.note.as_deref() == Some(note);
+            all.iter().find(is_it).map(drop)
+        })
+        .await;
     }
 
     async fn operator(&self) -> Operator {
@@ -219,8 +254,11 @@ async fn circuit_breakers_hold_what_an_operator_asks() {
     // A limiter, and a rule for another verb.
     bed.apply(&json!({}), &rules("LimiterOnly")).await;
     operator.until_open("creates", Some(false)).await;
+    // No proxy serves the other pod.
+    let [valid, enforced] = [("Accepted", "Valid"), ("Programmed", "Waiting")];
+    bed.until_status([valid, enforced, ("Open", "Closed")]).await;
     let (passed, refused) = operator.runs_wild().await;
-    assert_bounded(&passed);
+    assert_bounded(&passed, BURST, PER_SECOND);
     assert!(refused > 0);
     operator.waits(MADE).await;
     eventually("the log", async || (audited(&bed.cluster) > MADE).then_some(())).await;
@@ -230,6 +268,12 @@ async fn circuit_breakers_hold_what_an_operator_asks() {
     assert!(operator.deletes(0).await && operator.deletes(1).await && !operator.deletes(2).await);
     assert_eq!(operator.is_open("deletes").await, Some(true));
     bed.until_kept(r#""rule":"deletes""#).await;
+    bed.until_status([valid, enforced, ("Open", "Opened")]).await;
+    let limits = bed.limits().await;
+    let [creates, deletes] = &limits[..] else { panic!("{limits:?}") };
+    assert_eq!((creates.state, deletes.state), (BreakerState::Closed, BreakerState::Opened));
+    assert_eq!((deletes.allowed, deletes.refused), (Some(2), Some(1)));
+    bed.until_event("BreakerOpened", &format!("limit \"deletes\" opened in pod {}", bed.pod.name)).await;
     operator.sidecar.kill();
     let operator = bed.operator().await;
     assert!(!operator.deletes(2).await);
@@ -241,10 +285,87 @@ async fn circuit_breakers_hold_what_an_operator_asks() {
     let reset = json!({"annotations": {"circuitbreaker.ctrlmesh.kusionstack.io/reset": "deletes"}});
     bed.apply(&reset, &rules("ForceOpened")).await;
     operator.until_open("deletes", Some(false)).await;
+    bed.until_event("BreakerClosed", &format!("limit \"deletes\" closed in pod {}", bed.pod.name)).await;
     assert!(operator.deletes(2).await && !operator.creates(MADE + 1).await);
     let off = json!({"labels": {"circuitbreaker.ctrlmesh.kusionstack.io/disable": "true"}});
     bed.apply(&off, &rules("ForceOpened")).await;
     operator.until_open("creates", None).await;
+    bed.until_status([("Accepted", "Disabled"), ("Programmed", "Disabled"), ("Open", "Closed")]).await;
     assert!(operator.creates(MADE + 1).await);
     assert_eq!(operator.epoch().await.to_bits(), epoch.to_bits(), "nobody owns or sees anything else");
+}
+
+/// An operator that makes objects as fast as it can, until it is told to stop.
+struct Wild {
+    passed: watch::Receiver<usize>,
+    stop: CancellationToken,
+    task: JoinHandle<(Operator, Vec<Passed>)>,
+}
+
+impl Wild {
+    /// The names of its objects begin at `number`.
+    async fn start(bed: &Bed, pod: &TestPod, number: usize) -> Self {
+        let operator = Operator::start(&bed.client, &bed.settings, pod, &bed.team).await;
+        let (count, passed) = watch::channel(0);
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move {
+            let mut passed = Vec::new();
+            while !stopped.is_cancelled() {
+                let begun = Instant::now();
+                if operator.creates(number + passed.len()).await {
+                    passed.push(Passed { begun, ended: Instant::now() });
+                    count.send_replace(passed.len());
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            (operator, passed)
+        });
+        Self { passed, stop, task }
+    }
+
+    /// Waits until so many more have passed.
+    async fn until_passed(&self, more: usize) {
+        let mut passed = self.passed.clone();
+        let wanted = *passed.borrow() + more;
+        let all = async { drop(passed.wait_for(|passed| *passed >= wanted).await) };
+        tokio::time::timeout(Duration::from_mins(1), all).await.expect("its part of the bucket");
+    }
+
+    /// Its proxy is killed.
+    async fn end(self) -> Vec<Passed> {
+        self.stop.cancel();
+        let (mut operator, passed) = self.task.await.unwrap();
+        operator.sidecar.kill();
+        passed
+    }
+}
+
+#[tokio::test]
+async fn pods_of_an_operator_keep_to_one_bucket() {
+    const BURST: u32 = 4;
+    const PER_SECOND: u32 = 6;
+    let bed = Bed::new().await;
+    let bucket = json!({"burst": BURST, "interval": "1s", "limit": PER_SECOND, "scope": "Operator"});
+    bed.apply(&json!({}), &json!([rule("creates", "create", "LimiterOnly", &bucket)])).await;
+    let [first, second] = [Wild::start(&bed, &bed.pod, 10_000).await, Wild::start(&bed, &bed.other, 20_000).await];
+    bed.until_status([("Accepted", "Valid"), ("Programmed", "Acknowledged"), ("Open", "Closed")]).await;
+    for wild in [&first, &second] {
+        wild.until_passed(6).await;
+    }
+    // A pod comes, and one goes: the bucket is divided anew.
+    let third = token::pod_with_proxy(&bed.client, OPERATOR, "op-2").await;
+    let third = Wild::start(&bed, &third, 30_000).await;
+    third.until_passed(6).await;
+    let mut passed = first.end().await;
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), OPERATOR);
+    pods.delete(&bed.pod.name, &DeleteParams::default().grace_period(0)).await.unwrap();
+    for wild in [&second, &third] {
+        wild.until_passed(12).await;
+    }
+    passed.extend(second.end().await);
+    passed.extend(third.end().await);
+    assert_bounded(&passed, BURST, PER_SECOND);
+    eventually("the log", async || (audited(&bed.cluster) >= passed.len()).then_some(())).await;
+    assert_eq!(audited(&bed.cluster), passed.len(), "what is refused never arrives");
 }

@@ -1,4 +1,4 @@
-use ctrlmesh_common::policy::guard::{Bucket, Trigger};
+use ctrlmesh_common::policy::guard::{Bucket, Part, Trigger};
 
 use crate::rules::compile::tests::{compiled, epochs, pod, shard, status};
 use crate::rules::compile::{Compiled, sendable};
@@ -133,4 +133,20 @@ fn breakers_that_have_no_room_are_reported() {
     let objects: Vec<&str> = compiled.troubles.iter().map(|one| one.object.as_str()).collect();
     assert_eq!((kept, objects), (4, vec!["CircuitBreaker ops/b4", "CircuitBreaker ops/b5"]));
     assert!(compiled.troubles[0].message.contains("Pod ops/p"), "{:?}", compiled.troubles[0]);
+}
+
+#[test]
+fn pods_have_the_parts_that_the_status_gives_them() {
+    let shared = rule("one", "pods", "").replace("limit: 2", "limit: 2, scope: Operator");
+    let status = "status: {divisions: [{group: ops/a, generation: 7, parts: 3, pods: [{name: q, uid: uid-of-q}, {name: p, uid: uid-of-p}]}]}\n";
+    let pods = ["p", "q", "r"].map(|name| Member { uid: format!("uid-of-{name}"), ..op(name, "a") });
+    let parts = |status: &str| {
+        let texts = [shard("a", "{team: a}"), breaker("b", "", &shared) + status];
+        let compiled = compiled(&texts, &pods, &Compiled::default());
+        assert!(compiled.policies.values().all(|policy| policy.policy.check().is_ok()));
+        compiled.policies.values().map(|policy| policy.policy.guards[0].part.clone()).collect::<Vec<_>>()
+    };
+    let part = |generation, of, number| Some(Part { group: "ops/a".to_owned(), generation, of, number });
+    assert_eq!(parts(status), [part(7, 3, Some(1)), part(7, 3, Some(0)), part(7, 3, None)]);
+    assert_eq!(parts(""), [(); 3].map(|()| part(0, 1, None)), "nobody knows how it is divided");
 }

@@ -1,4 +1,4 @@
-use ctrlmesh_common::policy::guard::Bucket;
+use ctrlmesh_common::policy::guard::{Bucket, Part};
 use proptest::prelude::*;
 
 use super::*;
@@ -11,10 +11,12 @@ fn guard(trigger: Trigger, bucket: Option<Bucket>, window: Option<u64>) -> Guard
         breaker: "ops/wild".to_owned(),
         rule: "creates".to_owned(),
         bucket,
+        part: None,
         trigger,
         sleeping_window_nanoseconds: window,
         requests: Vec::new(),
         reset: None,
+        holds: false,
     }
 }
 
@@ -73,7 +75,8 @@ fn a_window_ends_with_one_probe_that_closes() {
 
 #[test]
 fn a_failed_probe_opens_for_another_window() {
-    let (guard, mut breaker) = (guard(Trigger::Normal, TWO, Some(5 * SECOND)), Breaker::opened(Some(Moment(0))));
+    let guard = guard(Trigger::Normal, TWO, Some(5 * SECOND));
+    let mut breaker = Breaker::opened(&guard, Some(Moment(0)), Moment(0));
     assert_eq!(ask(&mut breaker, &guard, Moment(SECOND)), Verdict::Probe);
     breaker.probe_ended(&guard, ProbeId(SECOND), false, Moment(2 * SECOND));
     assert_eq!(ask(&mut breaker, &guard, Moment(3 * SECOND)), refused(Cause::Open, Some(7 * SECOND), false));
@@ -96,7 +99,8 @@ fn an_empty_bucket_keeps_a_breaker_half_open() {
 
 #[test]
 fn a_probe_that_was_not_sent_leaves_it_half_open() {
-    let (guard, mut breaker) = (guard(Trigger::Normal, TWO, Some(5 * SECOND)), Breaker::opened(Some(Moment(0))));
+    let guard = guard(Trigger::Normal, TWO, Some(5 * SECOND));
+    let mut breaker = Breaker::opened(&guard, Some(Moment(0)), Moment(0));
     assert_eq!(ask(&mut breaker, &guard, Moment(1)), Verdict::Probe);
     breaker.probe_unsent(ProbeId(7));
     assert!(matches!(ask(&mut breaker, &guard, Moment(1)), Verdict::Refuse { .. }), "that is another probe");
@@ -162,6 +166,41 @@ impl Model {
     fn probe_ended(&mut self, succeeded: bool, now: u64) {
         self.probe = None;
         self.opened_at = (!succeeded).then_some(now);
+    }
+}
+
+/// A guard whose bucket of 5, and 2 a second, is divided.
+fn shared(trigger: Trigger, of: u32, number: Option<u32>) -> Guard {
+    let bucket = Some(Bucket { burst: 5, limit: 2, interval_nanoseconds: SECOND });
+    let part = Part { group: "ops/op".to_owned(), generation: 1, of, number };
+    Guard { part: Some(part), ..guard(trigger, bucket, None) }
+}
+
+#[test]
+fn a_part_begins_empty_and_opens_only_when_it_is_used_up() {
+    let guard = shared(Trigger::Normal, 2, Some(0));
+    let mut breaker = Breaker::new(&guard, Moment(SECOND));
+    // One a second is this pod's.
+    assert_eq!(ask(&mut breaker, &guard, Moment(SECOND)), refused(Cause::Empty, Some(2 * SECOND), false));
+    assert_eq!(ask(&mut breaker, &guard, Moment(2 * SECOND)), Verdict::Pass);
+    assert_eq!(ask(&mut breaker, &guard, Moment(2 * SECOND)), refused(Cause::OpenUntilReset, None, true));
+}
+
+#[test]
+fn a_pod_without_a_part_is_refused_and_opens_nothing() {
+    for trigger in [Trigger::Normal, Trigger::LimiterOnly] {
+        let (waits, left_out) = (shared(trigger, 2, None), shared(trigger, 9, Some(5)));
+        let mut breaker = Breaker::new(&waits, Moment(0));
+        assert_eq!(ask(&mut breaker, &waits, Moment(0)), refused(Cause::PartAwaited, Some(SECOND), false));
+        breaker = breaker.with_part_of(&waits, &left_out, Moment(0));
+        assert_eq!(ask(&mut breaker, &left_out, Moment(SECOND)), refused(Cause::NoPart, None, false));
+        let one = shared(trigger, 1, Some(0));
+        breaker = breaker.with_part_of(&left_out, &one, Moment(SECOND));
+        assert_eq!(ask(&mut breaker, &one, Moment(SECOND)), refused(Cause::Empty, Some(SECOND * 3 / 2), false));
+        assert_eq!(ask(&mut breaker, &one, Moment(2 * SECOND)), Verdict::Pass);
+        breaker = breaker.with_part_of(&one, &waits, Moment(2 * SECOND)).with_part_of(&waits, &one, Moment(2 * SECOND));
+        let empty = refused(Cause::Empty, Some(SECOND * 5 / 2), false);
+        assert_eq!(ask(&mut breaker, &one, Moment(2 * SECOND)), empty, "it is as new");
     }
 }
 

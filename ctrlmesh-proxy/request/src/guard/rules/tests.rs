@@ -1,4 +1,4 @@
-use ctrlmesh_common::policy::guard::{Bucket, RequestMatch, Trigger};
+use ctrlmesh_common::policy::guard::{Bucket, Part, RequestMatch, Trigger};
 use proptest::prelude::*;
 
 use super::*;
@@ -14,10 +14,12 @@ fn limiter(rule: &str, resource: &str, burst: u32) -> Guard {
         breaker: "ops/wild".to_owned(),
         rule: rule.to_owned(),
         bucket: Some(Bucket { burst, limit: 0, interval_nanoseconds: SECOND }),
+        part: None,
         trigger: Trigger::LimiterOnly,
         sleeping_window_nanoseconds: None,
         requests: vec![requests],
         reset: None,
+        holds: false,
     }
 }
 
@@ -27,7 +29,7 @@ fn breaker(rule: &str, resource: &str, burst: u32) -> Guard {
 
 fn guards(guards: &[Guard]) -> Guards {
     let mut all = Guards::default();
-    all.replace(guards);
+    all.replace(guards, Moment(0));
     all
 }
 
@@ -89,12 +91,12 @@ fn a_rule_keeps_bucket_and_state_while_its_fields_stay() {
     let mut guards = guards(&[kept.clone(), other.clone()]);
     assert!(ask(&mut guards, 0).is_ok() && ask(&mut guards, 0).is_err());
     let changed = Guard { bucket: Some(Bucket { burst: 9, ..other.bucket.unwrap() }), ..other };
-    guards.replace(&[changed.clone(), limiter("new", "pods", 3), kept.clone()]);
+    guards.replace(&[changed.clone(), limiter("new", "pods", 3), kept.clone()], Moment(0));
     assert_eq!(open(&guards), ["kept"]);
     assert_eq!(refuses(&mut guards).as_deref(), Some("kept"));
     // Its own fields change, so it begins anew.
     let widened = Guard { bucket: Some(Bucket { burst: 2, ..kept.bucket.unwrap() }), ..kept };
-    guards.replace(&[changed, widened]);
+    guards.replace(&[changed, widened], Moment(0));
     assert!(open(&guards).is_empty() && ask(&mut guards, 0).is_ok());
 }
 
@@ -117,7 +119,7 @@ fn each_new_value_of_a_reset_closes_once() {
         (Some("one 2"), true),
         (Some("one 2"), false),
     ] {
-        guards.replace(&with(reset));
+        guards.replace(&with(reset), Moment(0));
         assert_eq!(opens(&mut guards), closes, "{reset:?}");
     }
 }
@@ -151,13 +153,13 @@ fn what_is_open_is_open_in_the_next_process() {
     // The next process may begin with another clock.
     for (now, timed_until) in [(2 * SECOND, 10 * SECOND), (0, 9 * SECOND)] {
         let mut next = Guards::restored(serde_json::from_str(&kept).unwrap(), Moment(now));
-        next.replace(&all);
+        next.replace(&all, Moment(0));
         assert_eq!(open(&next), ["timed", "manual"]);
         let timed = next.open().remove(0);
         assert_eq!(timed.until, Some(Moment(timed_until)));
     }
     let mut next = Guards::restored(serde_json::from_str(&kept).unwrap(), Moment(0));
-    next.replace(&all.map(|guard| Guard { reset: Some("again".to_owned()), ..guard }));
+    next.replace(&all.map(|guard| Guard { reset: Some("again".to_owned()), ..guard }), Moment(0));
     assert!(open(&next).is_empty(), "it was reset meanwhile");
 }
 
@@ -201,5 +203,21 @@ proptest! {
             };
             prop_assert_eq!(open(&one), open(&other));
         }
+    }
+}
+
+#[test]
+fn an_older_part_of_the_same_bucket_is_not_taken() {
+    let part = |group: &str, generation, of| Part { group: group.to_owned(), generation, of, number: Some(0) };
+    let with = |part| Guard { part: Some(part), ..breaker("one", "pods", 9) };
+    let mut guards = guards(&[with(part("ops/op", 7, 3))]);
+    let parts = |guards: &Guards| guards.states().map(|(guard, _)| guard.part.clone().unwrap()).collect::<Vec<_>>();
+    for reset in [None, Some("one".to_owned())] {
+        guards.replace(&[Guard { reset, ..with(part("ops/op", 6, 1)) }], Moment(0));
+        assert_eq!(parts(&guards), [part("ops/op", 7, 3)]);
+    }
+    for newer in [part("ops/op", 8, 2), part("ops/op/shard", 1, 1)] {
+        guards.replace(&[with(newer.clone())], Moment(0));
+        assert_eq!(parts(&guards), [newer]);
     }
 }

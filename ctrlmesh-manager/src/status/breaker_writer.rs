@@ -1,0 +1,184 @@
+//! Writes the statuses of CircuitBreakers, and events when breakers open and close.
+//!
+//! Only the leader writes: each status once a second at most, counts alone every ten seconds, and nothing while nothing
+//! changes. Each write names the version that it is based on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ctrlmesh_common::api::{CircuitBreaker, CircuitBreakerStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::PostParams;
+use kube::runtime::events::{Event, EventType};
+use kube::{Api, Client, Resource as _};
+use tokio::time::{self, Instant};
+use tracing::warn;
+
+use crate::cluster::cache::{Cache, CachedBreaker};
+use crate::cluster::event_recorder::EventRecorder;
+use crate::cluster::plan::{Plan, Plans};
+use crate::cluster::write_error::within;
+use crate::push::policy_store::PolicyStore;
+use crate::rules::label_coverage;
+use crate::rules::object_name::{name, namespace};
+use crate::status::breaker_status::{self, Observed, ReceiptsByPod};
+use crate::status::cluster_writer::{EventNote, FIELD_MANAGER};
+use crate::status::finding::seconds;
+
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Between two writes of a status of which only counts have changed.
+const COUNTS_PERIOD: Duration = Duration::from_secs(10);
+
+/// After a write that failed, or that was not taken as it was sent.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// A new leader's watches may lag behind for so long.
+const NEW_LEADER: Duration = Duration::from_mins(1);
+
+/// Limit for one write.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+pub struct BreakerWriter<MayWrite> {
+    pub client: Client,
+    pub recorder: EventRecorder,
+    pub cache: Arc<Cache>,
+    pub plans: Plans,
+    pub store: Arc<PolicyStore>,
+    /// Whether this replica leads now.
+    pub may_write: MayWrite,
+}
+
+/// What the statuses were computed from.
+struct Basis {
+    plan: Arc<Plan>,
+    receipts: u64,
+    /// The resourceVersion of each.
+    versions: Vec<Option<String>>,
+    new_leader: bool,
+}
+
+/// When the status of each was written last, and from when on it may be again.
+type Writes = HashMap<String, (Instant, Instant)>;
+
+impl<MayWrite: Fn() -> bool + Send + Sync> BreakerWriter<MayWrite> {
+    /// Writes for ever.
+    pub async fn run(self) {
+        let mut ticks = time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let (mut last, mut since, mut writes) = (None::<Basis>, None, Writes::new());
+        loop {
+            ticks.tick().await;
+            let plan = self.plans.borrow().clone();
+            let Some(plan) = plan.filter(|_| (self.may_write)()) else {
+                (last, since) = (None, None);
+                continue;
+            };
+            let since = *since.get_or_insert_with(Instant::now);
+            let breakers = self.cache.breakers();
+            let basis = self.basis(plan, &breakers, since);
+            if breakers.is_empty() || last.as_ref().is_some_and(|last| *last == basis) {
+                continue;
+            }
+            writes.retain(|name, _| breakers.iter().any(|one| one.read.name == *name));
+            let is_done = self.write_all(&basis, &breakers, &mut writes).await;
+            last = is_done.then_some(basis);
+        }
+    }
+
+    /// Taken before the receipts are read, so that a later one counts as new.
+    fn basis(&self, plan: Arc<Plan>, breakers: &[CachedBreaker], since: Instant) -> Basis {
+        let versions = breakers.iter().map(|one| one.object.metadata.resource_version.clone()).collect();
+        let (receipts, new_leader) = (*self.store.receipts_changed().borrow(), since.elapsed() < NEW_LEADER);
+        Basis { plan, receipts, versions, new_leader }
+    }
+
+    /// Returns whether every status is as it should be.
+    async fn write_all(&self, basis: &Basis, breakers: &[CachedBreaker], writes: &mut Writes) -> bool {
+        let receipts: ReceiptsByPod = self.store.receipts();
+        let mut is_done = true;
+        for breaker in breakers.iter().filter(|one| one.object.metadata.deletion_timestamp.is_none()) {
+            let (plan, new_leader, now) = (&*basis.plan, basis.new_leader, Timestamp::now());
+            let status = breaker_status::of(breaker, Observed { plan, receipts: &receipts, new_leader, now });
+            let before = breaker.object.status.clone().unwrap_or_default();
+            if status == before {
+                continue;
+            }
+            is_done = false;
+            let last = writes.get(&breaker.read.name).copied();
+            let is_soon = last.is_some_and(|(written, _)| written.elapsed() < COUNTS_PERIOD);
+            let is_held = last.is_some_and(|(_, next)| Instant::now() < next);
+            if is_held || is_soon && breaker_status::differ_in_counts_only(&before, &status) || !(self.may_write)() {
+                continue;
+            }
+            let is_taken = self.write(breaker, &before, status, now).await;
+            let now = Instant::now();
+            writes.insert(breaker.read.name.clone(), (now, if is_taken { now } else { now + RETRY }));
+        }
+        is_done
+    }
+
+    /// Returns whether the status was taken as it is, or may be tried again at once.
+    async fn write(
+        &self,
+        breaker: &CachedBreaker,
+        before: &CircuitBreakerStatus,
+        status: CircuitBreakerStatus,
+        now: Timestamp,
+    ) -> bool {
+        let events = breaker_status::transitions(before, &status);
+        let mut object = CircuitBreaker::clone(&breaker.object);
+        object.status = Some(CircuitBreakerStatus { last_updated_time: Some(Time(seconds(now))), ..status });
+        let name = &breaker.read.name;
+        match within(DEADLINE, Box::pin(self.replace(&object))).await {
+            Err(error) if error.is_conflict() => return true,
+            Err(error) => {
+                warn!(breaker = name, error = &error as &dyn std::error::Error, "status not written; tried again");
+                return false;
+            }
+            Ok(taken) if taken.status != object.status => {
+                warn!(
+                    breaker = name,
+                    "the API server keeps a part of the status only: is its definition an older one?"
+                );
+                return false;
+            }
+            Ok(_) => {}
+        }
+        for event in events {
+            self.publish(&object, event).await;
+        }
+        true
+    }
+
+    async fn replace(&self, object: &CircuitBreaker) -> kube::Result<CircuitBreaker> {
+        let breakers: Api<CircuitBreaker> = Api::namespaced(self.client.clone(), namespace(&object.metadata));
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        breakers.replace_status(name(&object.metadata), &params, object).await
+    }
+
+    /// An event may be lost.
+    async fn publish(&self, object: &CircuitBreaker, EventNote { warning, reason, message }: EventNote) {
+        let event = Event {
+            type_: if warning { EventType::Warning } else { EventType::Normal },
+            reason,
+            note: Some(message.chars().take(label_coverage::NOTE_BYTES).collect()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        let object = object.object_ref(&());
+        let published = Box::pin(self.recorder.publish(&event, &object));
+        if let Err(error) = within(DEADLINE, published).await {
+            warn!(reason = event.reason, error = &error as &dyn std::error::Error, "event not written");
+        }
+    }
+}
+
+impl PartialEq for Basis {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.plan, &other.plan)
+            && (self.receipts, &self.versions, self.new_leader) == (other.receipts, &other.versions, other.new_leader)
+    }
+}

@@ -1,0 +1,94 @@
+//! Begins a request that policy, confirmation and guards let pass.
+
+use ctrlmesh_request::decide::{Decision, LockPlan, Plan, Refusal};
+use ctrlmesh_request::request::RequestInfo;
+use ctrlmesh_runtime::boot_clock;
+use http::Request;
+use http::uri::PathAndQuery;
+use tracing::debug;
+
+use crate::guard::{Hold, Probe};
+use crate::net::body::Relay;
+use crate::policy::Validity;
+use crate::serve::explain;
+use crate::serve::failure::Failure;
+use crate::serve::wait_time::WaitTime;
+use crate::session::Session;
+use crate::session::policy_view::BegunRequest;
+
+/// A request that may be sent.
+pub(super) struct AdmittedRequest {
+    pub(super) begun: BegunRequest,
+    pub(super) plan: Option<Plan>,
+    /// `None` where only the body tells.
+    pub(super) is_for_lock: Option<bool>,
+    pub(super) probe: Option<Probe>,
+}
+
+impl Session {
+    /// Begins a request that policy and guards let pass. While it is held, nothing of it is under way.
+    pub(super) async fn admitted(
+        &self,
+        request: &Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        waits: &WaitTime,
+    ) -> Result<AdmittedRequest, Failure> {
+        let mut hold: Option<Box<Hold>> = None;
+        loop {
+            let begun = self.policy.begin(info);
+            self.check_confirmed(begun.validity.as_ref(), info, target)?;
+            let plan = match self.decide(&begun.policy, request, info, target, waits).await {
+                Decision::Pass => None,
+                Decision::Rewrite(plan) => Some(plan),
+                Decision::Refuse(refusal) => return Err(self.refuse(info, target, refusal)),
+            };
+            let lock = plan.as_ref().and_then(|plan| plan.lock.as_ref());
+            // Where only the body tells whether the request is for the lock, the guards wait for it.
+            let is_for_lock = lock.map_or(Some(false), LockPlan::is_for_lock);
+            if is_for_lock != Some(false) || begun.policy.guards().is_empty() {
+                return Ok(AdmittedRequest { begun, plan, is_for_lock, probe: None });
+            }
+            let may_hold = hold.as_deref_mut().is_none_or(Hold::goes_on);
+            match (self.guards.admit(info, may_hold), &mut hold) {
+                (Ok(probe), _) => return Ok(AdmittedRequest { begun, plan, is_for_lock, probe }),
+                // Asks once more, so that no change is missed.
+                (Err(refused), None) if refused.holds => hold = Some(Box::new(self.guards.hold())),
+                (Err(refused), Some(hold)) if may_hold && refused.holds => {
+                    drop((begun, plan));
+                    waits.measure(Box::pin(hold.wait(&refused))).await;
+                }
+                (Err(refused), _) => return Err(self.refuse(info, target, Refusal::Guarded(Box::new(refused)))),
+            }
+        }
+    }
+
+    pub(super) fn check_confirmed(
+        &self,
+        validity: Option<&Validity>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+    ) -> Result<(), Failure> {
+        match validity {
+            Some(validity) if !validity.holds(boot_clock::now()) => {
+                Err(self.refuse(info, target, Refusal::Unconfirmed))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts and logs a refusal.
+    pub(super) fn refuse(&self, info: &RequestInfo<'_>, target: &PathAndQuery, refusal: Refusal) -> Failure {
+        self.server.metrics.refused.inc();
+        match &refusal {
+            Refusal::Fenced(write) => {
+                self.server.metrics.writes_refused.inc();
+                debug!(verb = info.verb(), path = target.path(), reason = %write, "write refused");
+            }
+            Refusal::Unconfirmed => drop(self.server.metrics.writes_unconfirmed.inc()),
+            _ => {}
+        }
+        explain::refused(info.verb(), target.as_str(), &refusal);
+        Failure::Refused(refusal)
+    }
+}
