@@ -13,7 +13,7 @@ use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_runtime::telemetry;
 use http::StatusCode;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,9 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a request is held. Many clients give one up after 30 s.
 const HOLD: Duration = Duration::from_secs(20);
+
+/// Requests of a pod that are held at a time.
+const MAX_HELD: usize = 32;
 
 /// Between two reports to the manager.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,6 +53,8 @@ pub struct PodGuards {
     unreported: Notify,
     /// The same, for requests that are held.
     changed: watch::Sender<()>,
+    /// For requests that are held.
+    room: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -81,6 +86,7 @@ struct RuleRecord {
 pub(crate) struct Hold {
     until: Instant,
     changed: watch::Receiver<()>,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// A request that is to show whether breakers can close. Dropped without an answer after it was sent, it has failed.
@@ -100,7 +106,8 @@ impl PodGuards {
         let state = State { current, policy: None, guards, rules: Vec::new(), shown: 0, open, is_saved: true };
         let (unsaved, unreported) = (Notify::new(), Notify::new());
         let (metrics, changed) = (metrics.clone(), watch::Sender::new(()));
-        let guards = Self { state: Mutex::new(state), metrics, kept, unsaved, unreported, changed };
+        let room = Arc::new(Semaphore::new(MAX_HELD));
+        let guards = Self { state: Mutex::new(state), metrics, kept, unsaved, unreported, changed, room };
         // When another process opened a breaker is not known.
         guards.latest_state().rules.iter_mut().for_each(|rule| rule.changed_at = None);
         Arc::new(guards)
@@ -213,9 +220,10 @@ impl PodGuards {
         }
     }
 
-    /// For a request that may be held.
-    pub(crate) fn hold(&self) -> Hold {
-        Hold { until: Instant::now() + HOLD, changed: self.changed.subscribe() }
+    /// For a request that may be held; none where too many are held already.
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        let permit = self.room.clone().try_acquire_owned().ok()?;
+        Some(Hold { until: Instant::now() + HOLD, changed: self.changed.subscribe(), _permit: permit })
     }
 
     fn end_probe(&self, &Probe { id, is_sent, succeeded, .. }: &Probe) {

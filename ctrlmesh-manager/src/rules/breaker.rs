@@ -43,7 +43,9 @@ const PART_BYTES: usize = 640;
 impl From<&CircuitBreaker> for Breaker {
     fn from(breaker: &CircuitBreaker) -> Self {
         let (name, namespace) = (full_name(&breaker.metadata), namespace(&breaker.metadata).to_owned());
-        let (rules, divisions, errors) = (Vec::new(), Vec::new(), Vec::new());
+        // Also where it is switched off: proxies may still enforce their parts.
+        let divisions = breaker.status.as_ref().map(|status| status.divisions.clone()).unwrap_or_default();
+        let (rules, errors) = (Vec::new(), Vec::new());
         let unused = Self { name, namespace, selector: None, rules, bytes: 0, divisions, errors };
         if !is_on(breaker) {
             return unused;
@@ -62,8 +64,7 @@ impl From<&CircuitBreaker> for Breaker {
         let part = |rule: &Rule| if rule.scope == BucketScope::Pod { 0 } else { PART_BYTES };
         let bytes = |rule: &Rule| serde_json::to_vec(&rule.guard).unwrap_or_default().len() + 1 + part(rule);
         let bytes = rules.iter().map(bytes).sum();
-        let divisions = breaker.status.as_ref().map(|status| status.divisions.clone()).unwrap_or_default();
-        Self { selector, rules, bytes, divisions, ..unused }
+        Self { selector, rules, bytes, ..unused }
     }
 }
 

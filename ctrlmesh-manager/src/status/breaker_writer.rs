@@ -32,8 +32,11 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Between two writes of a status of which only counts have changed.
 const COUNTS_PERIOD: Duration = Duration::from_secs(10);
 
-/// After a write that failed, or that was not taken as it was sent.
-const RETRY: Duration = Duration::from_secs(30);
+/// After a write that failed.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// After a write that was not taken as it was sent.
+const PRUNED_RETRY: Duration = Duration::from_mins(1);
 
 /// A new leader's watches may lag behind for so long.
 const NEW_LEADER: Duration = Duration::from_mins(1);
@@ -113,44 +116,44 @@ impl<MayWrite: Fn() -> bool + Send + Sync> BreakerWriter<MayWrite> {
             if is_held || is_soon && breaker_status::differ_in_counts_only(&before, &status) || !(self.may_write)() {
                 continue;
             }
-            let is_taken = self.write(breaker, &before, status, now).await;
+            let pause = self.write(breaker, &before, status, now).await;
             let now = Instant::now();
-            writes.insert(breaker.read.name.clone(), (now, if is_taken { now } else { now + RETRY }));
+            writes.insert(breaker.read.name.clone(), (now, now + pause));
         }
         is_done
     }
 
-    /// Returns whether the status was taken as it is, or may be tried again at once.
+    /// Returns for how long the status is not written again.
     async fn write(
         &self,
         breaker: &CachedBreaker,
         before: &CircuitBreakerStatus,
         status: CircuitBreakerStatus,
         now: Timestamp,
-    ) -> bool {
+    ) -> Duration {
         let events = breaker_status::transitions(before, &status);
         let mut object = CircuitBreaker::clone(&breaker.object);
         object.status = Some(CircuitBreakerStatus { last_updated_time: Some(Time(seconds(now))), ..status });
         let name = &breaker.read.name;
         match within(DEADLINE, Box::pin(self.replace(&object))).await {
-            Err(error) if error.is_conflict() => return true,
+            Err(error) if error.is_conflict() => return Duration::ZERO,
             Err(error) => {
                 warn!(breaker = name, error = &error as &dyn std::error::Error, "status not written; tried again");
-                return false;
+                return RETRY;
             }
             Ok(taken) if taken.status != object.status => {
                 warn!(
                     breaker = name,
                     "the API server keeps a part of the status only: is its definition an older one?"
                 );
-                return false;
+                return PRUNED_RETRY;
             }
             Ok(_) => {}
         }
         for event in events {
             self.publish(&object, event).await;
         }
-        true
+        Duration::ZERO
     }
 
     async fn replace(&self, object: &CircuitBreaker) -> kube::Result<CircuitBreaker> {

@@ -172,7 +172,7 @@ async fn what_guards_did_is_published_at_most_once_a_second() {
 /// As a session does it.
 async fn admit_or_hold(guards: &Arc<PodGuards>) -> Result<Option<Probe>, Refused> {
     let info = RequestInfo::parse("GET", "/api/v1/pods").unwrap();
-    let mut hold = guards.hold();
+    let mut hold = guards.hold().unwrap();
     loop {
         let may_hold = hold.goes_on();
         match guards.admit(&info, may_hold) {
@@ -209,4 +209,13 @@ async fn a_request_is_held_until_the_breaker_closes() {
         assert!(admit_or_hold(&bed.guards).await.is_err());
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
+}
+
+#[test]
+fn no_more_than_some_requests_are_held() {
+    let bed = Bed::new(&[]);
+    let held: Vec<Hold> = std::iter::from_fn(|| bed.guards.hold()).take(MAX_HELD + 1).collect();
+    assert_eq!(held.len(), MAX_HELD);
+    drop(held);
+    assert!(bed.guards.hold().is_some());
 }

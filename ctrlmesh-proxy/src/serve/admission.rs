@@ -1,10 +1,12 @@
 //! Begins a request that policy, confirmation and guards let pass.
 
 use ctrlmesh_request::decide::{Decision, LockPlan, Plan, Refusal};
+use ctrlmesh_request::guard::Refused;
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_runtime::boot_clock;
-use http::Request;
 use http::uri::PathAndQuery;
+use http::{Request, header};
+use hyper::body::Body as _;
 use tracing::debug;
 
 use crate::guard::{Hold, Probe};
@@ -15,6 +17,10 @@ use crate::serve::failure::Failure;
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
 use crate::session::policy_view::BegunRequest;
+
+/// The largest body of a request that is held, in bytes. It is not read meanwhile, and takes its part of the window of
+/// the client's connection, over which the leader-election lock is renewed, too.
+const MAX_HELD_BODY_BYTES: u64 = 64 << 10;
 
 /// A request that may be sent.
 pub(super) struct AdmittedRequest {
@@ -34,7 +40,7 @@ impl Session {
         target: &PathAndQuery,
         waits: &WaitTime,
     ) -> Result<AdmittedRequest, Failure> {
-        let mut hold: Option<Box<Hold>> = None;
+        let (mut hold, mut may_be_held) = (None::<Box<Hold>>, is_small(request));
         loop {
             let begun = self.policy.begin(info);
             self.check_confirmed(begun.validity.as_ref(), info, target)?;
@@ -49,17 +55,28 @@ impl Session {
             if is_for_lock != Some(false) || begun.policy.guards().is_empty() {
                 return Ok(AdmittedRequest { begun, plan, is_for_lock, probe: None });
             }
-            let may_hold = hold.as_deref_mut().is_none_or(Hold::goes_on);
-            match (self.guards.admit(info, may_hold), &mut hold) {
+            // Once shutdown has begun, the policy is followed no more.
+            may_be_held &= !self.server.drain.has_started() && hold.as_deref_mut().is_none_or(Hold::goes_on);
+            match (self.guards.admit(info, may_be_held), &mut hold) {
                 (Ok(probe), _) => return Ok(AdmittedRequest { begun, plan, is_for_lock, probe }),
                 // Asks once more, so that no change is missed.
-                (Err(refused), None) if refused.holds => hold = Some(Box::new(self.guards.hold())),
-                (Err(refused), Some(hold)) if may_hold && refused.holds => {
+                (Err(refused), None) if may_be_held && refused.holds => {
+                    hold = self.guards.hold().map(Box::new);
+                    may_be_held = hold.is_some();
+                }
+                (Err(refused), Some(hold)) if may_be_held && refused.holds => {
                     drop((begun, plan));
-                    waits.measure(Box::pin(hold.wait(&refused))).await;
+                    waits.measure(Box::pin(self.held(hold, &refused))).await;
                 }
                 (Err(refused), _) => return Err(self.refuse(info, target, Refusal::Guarded(Box::new(refused)))),
             }
+        }
+    }
+
+    async fn held(&self, hold: &mut Hold, refused: &Refused) {
+        tokio::select! {
+            () = hold.wait(refused) => {}
+            () = self.server.drain.started() => {}
         }
     }
 
@@ -91,4 +108,10 @@ impl Session {
         explain::refused(info.verb(), target.as_str(), &refusal);
         Failure::Refused(refusal)
     }
+}
+
+/// Whether its body is known to be small.
+fn is_small(request: &Request<Relay>) -> bool {
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    request.body().is_end_stream() || length.is_some_and(|length: u64| length <= MAX_HELD_BODY_BYTES)
 }

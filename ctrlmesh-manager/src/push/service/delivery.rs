@@ -95,7 +95,8 @@ impl Delivery {
         Self { guards: before.guards.clone(), guard_reports: before.guard_reports, ..self }
     }
 
-    /// Takes a report on the pod's guards. Returns whether it says something new.
+    /// Takes a report on the pod's guards. Returns whether it says something new, and the proxy has said what of the
+    /// last policy: until then, what is known of the one before holds.
     pub(super) fn take_guards(&mut self, mut states: Vec<GuardState>) -> Result<bool, TooMany> {
         let (since, count) = &mut self.guard_reports;
         if since.elapsed() >= GUARD_REPORTS_WITHIN {
@@ -111,7 +112,7 @@ impl Delivery {
         if is_new {
             self.guards = states.into();
         }
-        Ok(is_new)
+        Ok(is_new && (self.in_force != 0 || self.refused.is_some()))
     }
 
     /// Takes a verdict. Returns whether it counts: one on an older policy does not.

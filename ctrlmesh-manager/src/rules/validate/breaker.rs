@@ -1,7 +1,8 @@
 //! Validates circuit breakers.
 
 use ctrlmesh_common::api::{
-    CircuitBreakerSpec, ContentType, RateLimiting, RecoverPolicy, RecoverType, TrafficInterceptRule, TriggerPolicy,
+    BucketScope, CircuitBreakerSpec, ContentType, OnOpen, RateLimiting, RecoverPolicy, RecoverType,
+    TrafficInterceptRule, TriggerPolicy,
 };
 
 use super::{Report, positive_duration, regular_expression, required_selector};
@@ -30,6 +31,12 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
     match &limiting.bucket {
         Some(bucket) => {
             positive_duration(&format!("{field}.bucket.interval"), &bucket.interval, report);
+            if bucket.limit == 0 && bucket.scope != BucketScope::Pod {
+                report.error(
+                    format!("{field}.bucket.limit"),
+                    "must be at least 1 with the scopes Shard and Operator; a pod that comes begins with an empty bucket",
+                );
+            }
         }
         None if counts => {
             report.error(format!("{field}.bucket"), "is required with the trigger policies Normal and LimiterOnly");
@@ -44,6 +51,10 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
     }
     if !limiting.rest_rules.is_empty() {
         report.warning(format!("{field}.restRules"), NOT_ENFORCED);
+    }
+    let opens = matches!(limiting.trigger_policy, TriggerPolicy::Normal | TriggerPolicy::ForceOpened);
+    if limiting.on_open == OnOpen::Hold && !opens {
+        report.warning(format!("{field}.onOpen"), "is not used: with this trigger policy the breaker never opens");
     }
     if let Some(policy) = &limiting.recover_policy {
         check_recovery(&format!("{field}.recoverPolicy"), policy, report);

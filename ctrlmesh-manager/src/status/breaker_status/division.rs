@@ -6,10 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{BucketDivision, BucketScope, DivisionPod};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::{Observed, Target};
 use crate::rules::breaker::{self, Breaker};
+
+/// For how long room is kept for a pod that waits.
+const RESERVED: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod that shares a bucket, or has a part of it still.
 #[derive(Clone, Debug)]
@@ -70,6 +73,9 @@ fn next(group: &str, before: Option<&BucketDivision>, sharers: &[Sharer], now: T
     let is_new = |one: &&Sharer| one.is_member && one.acknowledged && pods.iter().all(|pod| pod.uid != one.pod.uid);
     let new: Vec<DivisionPod> = sharers.iter().filter(is_new).map(|one| one.pod.clone()).collect();
     let parts = u32::try_from(pods.len() + new.len()).unwrap_or(u32::MAX).max(1);
+    let waits = sharers.iter().any(|one| one.is_member && pods.iter().all(|pod| pod.uid != one.pod.uid));
+    let reserved = before.filter(|before| waits && is_young(before, now)).map_or(0, |before| before.parts);
+    let parts = parts.max(reserved);
     let is_enforced = pods.iter().all(|pod| find(&pod.uid).is_some_and(|one| one.acknowledged));
     let has_room = before.is_none_or(|before| pods.is_empty() || before.parts >= parts);
     if is_enforced && has_room {
@@ -87,6 +93,11 @@ fn next(group: &str, before: Option<&BucketDivision>, sharers: &[Sharer], now: T
         pods,
     };
     Some(unchanged.unwrap_or_else(changed))
+}
+
+/// A pod that waits has to acknowledge each division anew. It may take longer than the leader's next look.
+fn is_young(division: &BucketDivision, now: Timestamp) -> bool {
+    i128::from(now.as_millisecond().saturating_sub(division.generation)) < RESERVED.as_millis()
 }
 
 #[cfg(test)]

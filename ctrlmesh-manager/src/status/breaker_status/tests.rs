@@ -181,6 +181,25 @@ fn the_open_ones_stay_where_there_is_no_room_for_all() {
 }
 
 #[test]
+fn who_has_a_part_is_not_forgotten_while_the_breaker_is_off() {
+    let shared = BREAKER.replace("limit: 2}", "limit: 2, scope: Operator}");
+    let mut bed = Bed::new(&shared, &["a", "b"]);
+    let divided = |bed: &Bed| bed.status().divisions.iter().map(|one| one.pods.len()).collect::<Vec<_>>();
+    assert_eq!(divided(&bed), [0], "nobody has acknowledged anything");
+    bed.report("a", &[]);
+    bed.report("b", &[]);
+    assert_eq!(divided(&bed), [2]);
+    let divisions = serde_json::json!({ "divisions": bed.status().divisions });
+    let off = shared.replace("generation: 3", "labels: {circuitbreaker.ctrlmesh.kusionstack.io/disable: 'true'}");
+    let mut bed = Bed::new(&format!("{off}status: {divisions}\n"), &["a", "b"]);
+    assert_eq!(divided(&bed), [2], "their proxies may not know");
+    bed.report("a", &[]);
+    assert_eq!(divided(&bed), [1]);
+    bed.report("b", &[]);
+    assert!(divided(&bed).is_empty());
+}
+
+#[test]
 fn a_pod_that_is_gone_has_closed_nothing() {
     let mut bed = Bed::new(BREAKER, &["a"]);
     bed.report("a", &[("creates", true)]);

@@ -168,7 +168,7 @@ async fn a_replica_that_knows_less_than_the_proxy_waits() {
     // has.
     bed.sees(Some(&pod), Some(&after)).await;
     let mut stream = bed.follow(&token, knows(&pod, newest)).await.unwrap();
-    assert_eq!(update(&mut stream).await, Update::default());
+    assert_eq!(update(&mut stream).await, Update { guard_reports: true, ..Update::default() });
     let (told, ()) = tokio::join!(stream.epochs(), async {
         bed.publish(&[(&pod, "node-a", policy(2, "a=2"))]);
         // Time to be told that, if it were.
@@ -206,5 +206,5 @@ async fn a_node_keeps_the_policy_of_a_pod_that_is_undecided() {
     bed.store.publish(notices);
     let hello = Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
     let mut stream = bed.follow(&token, hello).await.unwrap();
-    assert_eq!(update(&mut stream).await, Update::default());
+    assert_eq!(update(&mut stream).await, Update { guard_reports: true, ..Update::default() });
 }

@@ -47,7 +47,8 @@ impl Group {
     }
 
     fn divide(&mut self) {
-        self.now += 1;
+        // Room is kept for some time.
+        self.now += 10_000;
         let sharer = |pod: &Pod| Sharer {
             pod: DivisionPod { name: pod.uid.clone(), uid: pod.uid.clone() },
             acknowledged: pod.enforced == Some(self.policy(pod)),
@@ -114,7 +115,7 @@ proptest! {
             prop_assert!(group.sum() < 1.0 + 1e-9, "{group:?}");
         }
         // Once all is quiet, every pod of the group has its part.
-        for _ in 0..4 {
+        for _ in 0..8 {
             for at in 0..group.pods.len() {
                 group.step(&Step::IsSent(at));
                 group.step(&Step::Enforces(at));
@@ -142,4 +143,33 @@ fn a_division_that_does_not_change_keeps_its_generation() {
     assert_eq!(next("ops/op", Some(&first), &both, at(6)), Some(first.clone()));
     // Also where the clock has gone back.
     assert_eq!(next("ops/op", Some(&first), &both[..1], at(4)).unwrap().generation, 5001);
+}
+
+#[test]
+fn a_pod_that_is_slow_to_acknowledge_gets_its_part_all_the_same() {
+    let mut group = Group::default();
+    let all = |group: &mut Group, pods: std::ops::Range<usize>| {
+        for at in pods {
+            group.step(&Step::IsSent(at));
+            group.step(&Step::Enforces(at));
+        }
+    };
+    let shown = |group: &Group| group.division.as_ref().map(|one| (one.parts, one.pods.len()));
+    group.step(&Step::Comes);
+    for _ in 0..2 {
+        all(&mut group, 0..1);
+        group.divide();
+    }
+    assert_eq!(shown(&group), Some((1, 1)));
+    all(&mut group, 0..1);
+    group.step(&Step::Comes);
+    all(&mut group, 0..2);
+    group.divide();
+    // The first one enforces the smaller part, and the leader looks before the second one says anything.
+    all(&mut group, 0..1);
+    group.divide();
+    assert_eq!(shown(&group), Some((2, 1)));
+    all(&mut group, 0..2);
+    group.divide();
+    assert_eq!(shown(&group), Some((2, 2)));
 }

@@ -121,8 +121,8 @@ fn rows() -> [Row; 4] {
         Row {
             kind: "CircuitBreaker",
             manifest: json!({"metadata": {"name": "a"}, "spec": {"selector": selector}}),
-            status: json!({}),
-            cells: json!([["Selector", r#"{"app":"a","tier":"b"}"#]]),
+            status: json!({"conditions": [condition("Open", "True"), condition("Programmed", "False")]}),
+            cells: json!([["Selector", r#"{"app":"a","tier":"b"}"#], ["Programmed", "False"], ["Open", "True"]]),
         },
         Row {
             kind: "FaultInjection",
