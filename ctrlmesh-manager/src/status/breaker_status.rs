@@ -106,13 +106,11 @@ pub(super) fn transitions(before: &CircuitBreakerStatus, after: &CircuitBreakerS
     let none = Vec::new();
     let mut events = Vec::new();
     // A pod that is gone has closed nothing.
-    let has = |status: &CircuitBreakerStatus, pod: &String| {
-        status.target_status.iter().any(|target| target.target.pod_name.as_ref() == Some(pod))
-    };
+    let is_there = |pod: &String| after.target_status.iter().any(|target| target.target.pod_name.as_ref() == Some(pod));
     let mut compare = |warning, reason: &str, verb: &str, from: &Opened, to: &Opened| {
         for (rule, pods) in to {
             let known = from.get(rule).unwrap_or(&none);
-            let new = pods.iter().filter(|pod| !known.contains(pod) && has(after, pod));
+            let new = pods.iter().filter(|pod| !known.contains(pod) && is_there(pod));
             let new: Vec<String> = new.cloned().collect();
             if !new.is_empty() {
                 let message = format!("limit {rule:?} {verb} in pod {}", listed(&new, ", "));

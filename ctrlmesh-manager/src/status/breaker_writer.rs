@@ -11,7 +11,6 @@ use ctrlmesh_common::api::{CircuitBreaker, CircuitBreakerStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::PostParams;
-use kube::runtime::events::{Event, EventType};
 use kube::{Api, Client, Resource as _};
 use tokio::time::{self, Instant};
 use tracing::warn;
@@ -21,7 +20,6 @@ use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::plan::{Plan, Plans};
 use crate::cluster::write_error::within;
 use crate::push::policy_store::PolicyStore;
-use crate::rules::label_coverage;
 use crate::rules::object_name::{name, namespace};
 use crate::status::breaker_status::{self, Observed, ReceiptsByPod};
 use crate::status::cluster_writer::{EventNote, FIELD_MANAGER};
@@ -150,8 +148,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync> BreakerWriter<MayWrite> {
             }
             Ok(_) => {}
         }
-        for event in events {
-            self.publish(&object, event).await;
+        for note in &events {
+            self.publish(&object, note).await;
         }
         Duration::ZERO
     }
@@ -163,18 +161,11 @@ impl<MayWrite: Fn() -> bool + Send + Sync> BreakerWriter<MayWrite> {
     }
 
     /// An event may be lost.
-    async fn publish(&self, object: &CircuitBreaker, EventNote { warning, reason, message }: EventNote) {
-        let event = Event {
-            type_: if warning { EventType::Warning } else { EventType::Normal },
-            reason,
-            note: Some(message.chars().take(label_coverage::NOTE_BYTES).collect()),
-            action: "Reconcile".to_owned(),
-            secondary: None,
-        };
-        let object = object.object_ref(&());
+    async fn publish(&self, object: &CircuitBreaker, note: &EventNote) {
+        let (event, object) = (note.into(), object.object_ref(&()));
         let published = Box::pin(self.recorder.publish(&event, &object));
         if let Err(error) = within(DEADLINE, published).await {
-            warn!(reason = event.reason, error = &error as &dyn std::error::Error, "event not written");
+            warn!(reason = note.reason, error = &error as &dyn std::error::Error, "event not written");
         }
     }
 }

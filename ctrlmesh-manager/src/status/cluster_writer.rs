@@ -213,19 +213,23 @@ where
     }
 
     async fn publish_event(&self, config: &ShardingConfig, event: &EventNote) -> kube::Result<()> {
-        let EventNote { warning, reason, message } = event;
-        let event = Event {
+        self.recorder.publish(&event.into(), &config.object_ref(&())).await
+    }
+
+    fn configs(&self, config: &ShardingConfig) -> Api<ShardingConfig> {
+        Api::namespaced(self.client.clone(), namespace(&config.metadata))
+    }
+}
+
+impl From<&EventNote> for Event {
+    fn from(EventNote { warning, reason, message }: &EventNote) -> Self {
+        Self {
             type_: if *warning { EventType::Warning } else { EventType::Normal },
             reason: reason.clone(),
             note: Some(message.chars().take(label_coverage::NOTE_BYTES).collect()),
             action: "Reconcile".to_owned(),
             secondary: None,
-        };
-        self.recorder.publish(&event, &config.object_ref(&())).await
-    }
-
-    fn configs(&self, config: &ShardingConfig) -> Api<ShardingConfig> {
-        Api::namespaced(self.client.clone(), namespace(&config.metadata))
+        }
     }
 }
 

@@ -69,12 +69,14 @@ fn next(group: &str, before: Option<&BucketDivision>, sharers: &[Sharer], now: T
     let known = before.into_iter().flat_map(|before| &before.pods);
     let stays = |pod: &&DivisionPod| find(&pod.uid).is_some_and(|one| one.is_member || !one.acknowledged);
     let mut pods: Vec<DivisionPod> = known.filter(stays).cloned().collect();
+    let waits = |one: &&Sharer| one.is_member && pods.iter().all(|pod| pod.uid != one.pod.uid);
+    let waiting: Vec<&Sharer> = sharers.iter().filter(waits).collect();
     // One without a proxy would hold the others up.
-    let is_new = |one: &&Sharer| one.is_member && one.acknowledged && pods.iter().all(|pod| pod.uid != one.pod.uid);
-    let new: Vec<DivisionPod> = sharers.iter().filter(is_new).map(|one| one.pod.clone()).collect();
+    let new = waiting.iter().filter(|one| one.acknowledged).map(|one| one.pod.clone());
+    let new: Vec<DivisionPod> = new.collect();
     let parts = u32::try_from(pods.len() + new.len()).unwrap_or(u32::MAX).max(1);
-    let waits = sharers.iter().any(|one| one.is_member && pods.iter().all(|pod| pod.uid != one.pod.uid));
-    let reserved = before.filter(|before| waits && is_young(before, now)).map_or(0, |before| before.parts);
+    let reserved =
+        before.filter(|before| !waiting.is_empty() && is_young(before, now)).map_or(0, |before| before.parts);
     let parts = parts.max(reserved);
     let is_enforced = pods.iter().all(|pod| find(&pod.uid).is_some_and(|one| one.acknowledged));
     let has_room = before.is_none_or(|before| pods.is_empty() || before.parts >= parts);
