@@ -43,8 +43,7 @@ pub mod label {
     pub const DISABLE_FAKE_KUBECONFIG_ENV: &str = "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-env";
     /// On a `CircuitBreaker`: `"true"` switches it off.
     pub const DISABLE_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/disable";
-    /// On a `FaultInjection`: `"true"` switches it off. Nothing reads it while no proxy enforces that kind; it is the
-    /// predecessors', so it may mean nothing else.
+    /// On a `FaultInjection`: `"true"` switches it off.
     pub const DISABLE_FAULT_INJECTION: &str = "faultinjection.ctrlmesh.kusionstack.io/disable";
     /// On a `ClusterRole`: `"true"` gives its rights to the manager, which labels the kinds that they name.
     pub const AGGREGATE_TO_LABELS: &str = "ctrlmesh.kusionstack.io/aggregate-to-labels";

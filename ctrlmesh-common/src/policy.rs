@@ -12,9 +12,12 @@ use crate::pod_name::PodName;
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
+pub mod fault;
 pub mod fence;
 pub mod guard;
 
+pub use fault::Fault;
+use fault::{FaultError, MAX_REGEXES};
 pub use fence::Fence;
 pub use guard::Guard;
 use guard::GuardError;
@@ -34,7 +37,7 @@ pub struct Policy {
     /// Grows with every change of a policy of the operator. Epochs of two operators do not compare; 0 if nobody counts.
     #[serde(default)]
     pub epoch: u64,
-    /// Whether limits, lock, fence and guards are applied at all.
+    /// Whether limits, lock, fence, guards and faults are applied at all.
     #[serde(default)]
     pub mode: Mode,
     /// Which resources the pod sees only in part. All limits that cover a resource hold at once.
@@ -49,6 +52,9 @@ pub struct Policy {
     /// How often the pod may ask for something. A request that several of them match must pass them all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guards: Vec<Guard>,
+    /// What the pod's requests meet on purpose, in this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
     /// Whether the pod's containers are ended before a policy comes into force that takes objects away. Only the node's
     /// proxy can do that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -110,7 +116,7 @@ pub enum Redirect {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
-    /// Limits, lock, fence and guards hold.
+    /// Limits, lock, fence, guards and faults hold.
     #[default]
     Enforce,
     /// Every request passes as it is.
@@ -184,6 +190,14 @@ pub enum PolicyError {
         /// What is wrong with it.
         source: GuardError,
     },
+    /// A fault that cannot be done.
+    #[error("faults[{at}]")]
+    Fault {
+        /// Which fault.
+        at: usize,
+        /// What is wrong with it.
+        source: FaultError,
+    },
     /// A part of the lock is empty or holds what no name may hold.
     #[error(
         "lock.{field}: {value:?} is no name: allowed are 1 to 253 of a-z 0-9 - . with an alphanumeric at both ends"
@@ -212,8 +226,8 @@ impl Policy {
 
     /// Whether no request is changed or refused.
     pub fn passes_everything(&self) -> bool {
-        let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none() && self.guards.is_empty();
-        self.mode == Mode::Pass || is_empty
+        let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none();
+        self.mode == Mode::Pass || is_empty && self.guards.is_empty() && self.faults.is_empty()
     }
 
     /// The selectors of all limits that cover `resource` of the API group `group`, joined; `None` if none does.
@@ -239,8 +253,13 @@ impl Policy {
         if self.mode == Mode::Enforce { &self.guards } else { &[] }
     }
 
-    /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at`, the fence and
-    /// the guards do not count: they do not change what an answer holds.
+    /// The faults, where they are done.
+    pub fn faults(&self) -> &[Fault] {
+        if self.mode == Mode::Enforce { &self.faults } else { &[] }
+    }
+
+    /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at`, the fence,
+    /// guards and faults do not count: they do not change what an answer holds.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.mode == other.mode
             && self.lock == other.lock
@@ -268,6 +287,7 @@ impl Policy {
         }
         self.check_length()?;
         self.check_guards()?;
+        self.check_faults()?;
         self.lock.as_ref().map_or(Ok(()), Lock::check)
     }
 
@@ -293,6 +313,18 @@ impl Policy {
             let (breaker, rule) = (guard.breaker.clone(), guard.rule.clone());
             let repeated = if is_repeated { Err(GuardError::Repeated { breaker, rule }) } else { Ok(()) };
             guard.check().and(repeated).map_err(|source| PolicyError::Guard { at, source })?;
+        }
+        Ok(())
+    }
+
+    fn check_faults(&self) -> Result<(), PolicyError> {
+        let mut regexes = 0;
+        for (at, fault) in self.faults.iter().enumerate() {
+            regexes += fault.regexes().count();
+            let few = if regexes > MAX_REGEXES { Err(FaultError::Regexes) } else { Ok(()) };
+            let checked = fault.check().and(few);
+            let checked = checked.and_then(|()| fault.regexes().try_for_each(|one| fault::whole_match(one).map(drop)));
+            checked.map_err(|source| PolicyError::Fault { at, source })?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ pub mod object_name;
 pub mod pod;
 pub mod validate;
 pub mod breaker;
+pub mod injection;
 pub mod shard;
 pub mod label_scheme;
 pub mod label_coverage;

@@ -2,7 +2,9 @@
 
 pub mod compute;
 mod finding;
+mod targets;
 mod breaker_status;
-pub mod breaker_writer;
+mod injection_status;
+pub mod rules_writer;
 pub mod cluster_writer;
 pub mod status_writer;

@@ -31,6 +31,7 @@ fn compiled(case: &Path) -> Result<Compiled> {
     let world = World {
         configs: &manifests.configs,
         breakers: &manifests.breakers,
+        injections: &manifests.injections,
         members: &members,
         namespaces: &manifests.namespaces,
         first_ordinals: &manifests.first_ordinals,

@@ -1,4 +1,5 @@
-//! The docs list every metric of the manager, and the ShardingConfigs and CircuitBreakers in them are valid.
+//! The docs list every metric of the manager, and the ShardingConfigs, CircuitBreakers and FaultInjections in
+//! them are valid.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,6 +11,7 @@ use regex::Regex;
 use serde_json::Value;
 
 const METRICS: &str = include_str!("../../docs/reference/metrics.md");
+const FAULTS: &str = include_str!("../../docs/faults.md");
 const GUARDS: &str = include_str!("../../docs/guards.md");
 const SHARDING_CONFIG: &str = include_str!("../../docs/sharding-config.md");
 
@@ -75,5 +77,11 @@ fn the_shards_in_the_docs_are_valid() -> Result<()> {
 #[test]
 fn the_circuit_breaker_in_the_docs_is_valid() -> Result<()> {
     ensure!(check_examples(GUARDS, "CircuitBreaker")? == 1);
+    Ok(())
+}
+
+#[test]
+fn the_fault_injection_in_the_docs_is_valid() -> Result<()> {
+    ensure!(check_examples(FAULTS, "FaultInjection")? == 1);
     Ok(())
 }

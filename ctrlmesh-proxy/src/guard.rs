@@ -113,6 +113,10 @@ impl PodGuards {
         Arc::new(guards)
     }
 
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
     /// Takes each change of the policy, writes the file, and reports to the manager, until shutdown or until the pod is
     /// `gone`. Requests take a change, too; so this is for what shows without a request: metrics, and resets that come
     /// and go. After shutdown has begun, the file is the next process's.

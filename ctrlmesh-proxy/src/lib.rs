@@ -8,6 +8,7 @@ pub mod net;
 pub mod manager_client;
 pub mod policy;
 pub mod guard;
+pub mod fault;
 pub mod upstream;
 pub mod session;
 mod watch;

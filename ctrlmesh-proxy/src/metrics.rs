@@ -4,6 +4,7 @@
 
 mod added;
 mod channel;
+mod faults;
 mod guards;
 mod reasons;
 
@@ -19,6 +20,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::metrics::added::AddedTime;
 pub use crate::metrics::channel::ManagerMetrics;
+pub use crate::metrics::faults::FaultMetrics;
 pub use crate::metrics::guards::{GuardMetrics, RuleMetrics};
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
@@ -45,6 +47,7 @@ pub struct Metrics {
     epochs: Family<PodLabels, Gauge>,
     pub manager: ManagerMetrics,
     pub guards: GuardMetrics,
+    pub faults: FaultMetrics,
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
@@ -114,6 +117,7 @@ impl Metrics {
             epochs: epochs(to),
             manager: ManagerMetrics::register(to),
             guards: GuardMetrics::register(to),
+            faults: FaultMetrics::register(to),
             registry: Arc::default(),
         };
         Arc::new(Self { registry: Arc::new(registry), ..metrics })

@@ -5,6 +5,7 @@ mod headers;
 mod wait_time;
 mod lock_list;
 mod lock;
+mod shaping;
 mod reply;
 mod refuse;
 mod websocket;
@@ -125,9 +126,9 @@ impl Server {
         let leaving = Rc::<Notify>::default();
         let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
         let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
-        let (guards, gone) = (served.guards.clone(), served.gone.clone());
+        let (guards, faults, gone) = (served.guards.clone(), served.faults.clone(), served.gone.clone());
         let policy = PolicyView::new(served);
-        let session = Rc::new(Session { server: self, upstream, policy, guards, gone, leaving, resources });
+        let session = Rc::new(Session { server: self, upstream, policy, guards, faults, gone, leaving, resources });
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))
         } else {

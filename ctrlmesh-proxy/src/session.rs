@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
+use crate::fault::PodFaults;
 use crate::guard::PodGuards;
 use crate::metrics::{Metrics, Open};
 use crate::net::accept::{ConnectionGuard, PodSlot};
@@ -64,6 +65,7 @@ pub struct ServedPod {
     /// Until when writes pass, where the policy lapses.
     pub validity: Validity,
     pub guards: Arc<PodGuards>,
+    pub faults: Arc<PodFaults>,
     /// Cancelled once the pod is served no more; its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -75,6 +77,7 @@ pub(crate) struct Session {
     pub(crate) upstream: Upstream,
     pub(crate) policy: PolicyView,
     pub(crate) guards: Arc<PodGuards>,
+    pub(crate) faults: Arc<PodFaults>,
     pub(crate) gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     pub(crate) leaving: Rc<Notify>,
@@ -100,7 +103,8 @@ impl ServedPod {
         guards: Arc<PodGuards>,
         gone: Option<CancellationToken>,
     ) -> Self {
-        Self { policy, history, writes: Arc::default(), validity: Validity::default(), guards, gone }
+        let faults = PodFaults::new(policy.clone(), guards.metrics());
+        Self { policy, history, writes: Arc::default(), validity: Validity::default(), guards, faults, gone }
     }
 
     /// Settles each policy and follows its guards, as long as the pod is served. Writes that a new policy forbids have

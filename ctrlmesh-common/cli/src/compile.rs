@@ -42,6 +42,7 @@ impl Compile {
         let world = World {
             configs: &manifests.configs,
             breakers: &manifests.breakers,
+            injections: &manifests.injections,
             members: &members,
             namespaces: &manifests.namespaces,
             first_ordinals: &manifests.first_ordinals,

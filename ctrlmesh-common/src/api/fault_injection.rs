@@ -1,6 +1,6 @@
 //! `FaultInjection`: makes requests of an operator fail or wait, for tests.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use super::{LabelSelector, TargetStatus, rules};
 
 /// Delays or fails some requests of the selected pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
+#[expect(clippy::duplicated_attributes, reason = "several columns have one type")]
 #[serde(rename_all = "camelCase")]
 #[kube(
     group = "ctrlmesh.kusionstack.io",
@@ -22,6 +23,11 @@ use super::{LabelSelector, TargetStatus, rules};
     doc = "Delays or fails some requests of the selected pods.",
     printcolumn(name = "Disabled", type_ = "boolean", json_path = ".spec.disabled"),
     printcolumn(name = "Selector", type_ = "string", json_path = ".spec.selector.matchLabels"),
+    printcolumn(
+        name = "Programmed",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Programmed\")].status"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct FaultInjectionSpec {
@@ -34,7 +40,8 @@ pub struct FaultInjectionSpec {
     /// Switches all faults off. Default false.
     #[serde(default)]
     pub disabled: bool,
-    /// The faults; the first that matches a request is done to it. Absent or empty: none. At most 64.
+    /// The faults. Each that matches a request is done to it, in this order; the first abort ends. Absent or empty:
+    /// none. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub http_fault: Vec<HttpFault>,
@@ -43,26 +50,33 @@ pub struct FaultInjectionSpec {
 /// One fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("has(self.delay) || has(self.abort)")
-    .message("delay: at least one of delay and abort is required; the fault would do nothing"))]
+#[x_kube(validation = Rule::new("has(self.delay) || has(self.abort) || has(self.apiFault)")
+    .message("delay: at least one of delay, abort and apiFault is required; the fault would do nothing"))]
 pub struct HttpFault {
     /// The fault's name, for logs and metrics. Absent: it is called by its number, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub name: Option<String>,
-    /// Delays the request. Absent: no delay. At least one of `delay` and `abort` is required; with both, the request is
-    /// delayed and then answered.
+    /// Delays the request. Absent: no delay. At least one of `delay`, `abort` and `apiFault` is required; with several,
+    /// the request is delayed first. The delays of several faults add up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<Delay>,
     /// Answers the request with an error, and the API server never sees it. Absent: the request goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abort: Option<Abort>,
+    /// Does to the request what an API server does at times. Absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_fault: Option<ApiFault>,
     /// Which requests: those that any of `resources` and any of `httpMatch` match. Absent: all.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub matches: Option<FaultMatch>,
-    /// When, in UTC; all fields that are there must agree. Absent: always.
+    /// When; all fields that are there must agree. Absent: always.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effective_time: Option<EffectiveTime>,
+    /// Whether the fault may hit requests for the leader-election lock, too. An operator that cannot renew its lock
+    /// restarts. Default false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub include_lock: bool,
 }
 
 /// A delay.
@@ -77,7 +91,16 @@ pub struct Delay {
     #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
         .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub fixed_delay: String,
-    /// How many of a hundred requests are delayed, "0" to "100". Default "100"; "0" is none.
+    /// Each request waits for a random part of this duration more. Absent: all wait equally long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = rules::DURATION)
+    )]
+    #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
+        .message(rules::POSITIVE_DURATION_MESSAGE))]
+    pub jitter: Option<String>,
+    /// How many of a hundred requests are delayed, "0" to "100", with decimals. Default "100"; "0" is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), regex(pattern = rules::PERCENT))]
     pub percent: Option<String>,
@@ -90,10 +113,80 @@ pub struct Abort {
     /// The HTTP status of the answer, 200 to 599.
     #[schemars(range(min = 200, max = 599))]
     pub http_status: i32,
-    /// How many of a hundred requests are answered so, "0" to "100". Default "100"; "0" is none.
+    /// How many of a hundred requests are answered so, "0" to "100", with decimals. Default "100"; "0" is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), regex(pattern = rules::PERCENT))]
     pub percent: Option<String>,
+}
+
+/// What an API server does at times, and every client has to survive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.delay) == (self.type == 'DelayEvents')")
+        .message("delay: is required with the type DelayEvents, and allowed with no other"),
+    validation = Rule::new("has(self.bytesPerSecond) == (self.type == 'SlowBody')")
+        .message("bytesPerSecond: is required with the type SlowBody, and allowed with no other"),
+    validation = Rule::new("!has(self.after) || self.type == 'CutWatch'")
+        .message("after: is allowed with the type CutWatch only"),
+    validation = Rule::new("!has(self.retryAfterSeconds) || self.type == 'TooManyRequests'")
+        .message("retryAfterSeconds: is allowed with the type TooManyRequests only")
+)]
+pub struct ApiFault {
+    /// What is done.
+    #[serde(rename = "type")]
+    pub kind: ApiFaultType,
+    /// How many of a hundred requests it is done to, "0" to "100", with decimals. Default "100"; "0" is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16), regex(pattern = rules::PERCENT))]
+    pub percent: Option<String>,
+    /// How much later each event arrives. Required with the type `DelayEvents`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = rules::DURATION)
+    )]
+    #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
+        .message(rules::POSITIVE_DURATION_MESSAGE))]
+    pub delay: Option<String>,
+    /// How long a watch lives before it is cut, with the type `CutWatch`. Absent: it is cut in its first event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = rules::DURATION)
+    )]
+    #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
+        .message(rules::POSITIVE_DURATION_MESSAGE))]
+    pub after: Option<String>,
+    /// How fast the answer arrives. Required with the type `SlowBody`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000), extend("format" = "int64"))]
+    pub bytes_per_second: Option<u32>,
+    /// When the client may come again, with the type `TooManyRequests`. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400), extend("format" = "int64"))]
+    pub retry_after_seconds: Option<u32>,
+}
+
+/// What an API server does at times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ApiFaultType {
+    /// The request is carried out, and its connection breaks before the answer. Not for watches.
+    AnswerLost,
+    /// A watch ends with 410: its version is too old, and the client lists again.
+    ExpireWatch,
+    /// A watch breaks in the middle of an event.
+    CutWatch,
+    /// Each event of a watch arrives late, in order.
+    DelayEvents,
+    /// An update or patch is answered 409: the object has changed meanwhile.
+    Conflict,
+    /// The answer arrives slowly.
+    SlowBody,
+    /// The answer is 429 with `Retry-After`.
+    TooManyRequests,
+    /// The client is told to open another connection (GOAWAY of HTTP/2).
+    GoAway,
 }
 
 /// Which requests meet a fault: one that any of `resources` and any of `httpMatch` match; an empty list matches all.
@@ -174,14 +267,14 @@ pub struct TextMatch {
 #[serde(rename_all = "camelCase")]
 pub struct HeaderMatch {
     /// The header's name, in any case.
-    #[schemars(length(min = 1, max = 256))]
+    #[schemars(length(min = 1, max = 256), regex(pattern = rules::HEADER_NAME))]
     pub name: String,
     /// The header's value, exactly.
     #[schemars(length(max = 4096))]
     pub value: String,
 }
 
-/// When a fault is done, in UTC; an absent field is no restriction.
+/// When a fault is done; an absent field is no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -191,24 +284,28 @@ pub struct HeaderMatch {
         .message("daysOfMonth: none of these days is in any of the months; the fault would never be done")
 )]
 pub struct EffectiveTime {
-    /// From this time of the day, "HH:MM:SS" in UTC. A start after the end reaches over midnight, and then the day is
+    /// The time zone of all fields, by its name in the IANA database, such as Europe/Berlin. Default UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64), regex(pattern = rules::TIME_ZONE))]
+    pub time_zone: Option<String>,
+    /// From this time of the day, "HH:MM:SS". A start after the end reaches over midnight, and then the day is
     /// the one that it starts on. Absent: from midnight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8), regex(pattern = rules::TIME_OF_DAY))]
     pub start_time: Option<String>,
-    /// Until this time of the day, "HH:MM:SS" in UTC. Absent: until midnight.
+    /// Until this time of the day, "HH:MM:SS". Absent: until midnight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8), regex(pattern = rules::TIME_OF_DAY))]
     pub end_time: Option<String>,
-    /// Days of the week in UTC, 0 (Sunday) to 6. Absent or empty: every day. At most 7.
+    /// Days of the week, 0 (Sunday) to 6. Absent or empty: every day. At most 7.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 7), inner(range(min = 0, max = 6)), extend("x-kubernetes-list-type" = "set"))]
     pub days_of_week: Vec<i32>,
-    /// Days of the month in UTC, 1 to 31. Absent or empty: every day.
+    /// Days of the month, 1 to 31. Absent or empty: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 31), inner(range(min = 1, max = 31)), extend("x-kubernetes-list-type" = "set"))]
     pub days_of_month: Vec<i32>,
-    /// Months in UTC, 1 to 12. Absent or empty: every month.
+    /// Months, 1 to 12. Absent or empty: every month.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 12), inner(range(min = 1, max = 12)), extend("x-kubernetes-list-type" = "set"))]
     pub months: Vec<i32>,
@@ -227,7 +324,12 @@ pub struct FaultInjectionStatus {
     /// A hash of the spec that the proxies should have. Absent until the manager has made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_spec_hash: Option<String>,
-    /// Each selected pod. Absent or empty: no pod is selected.
+    /// Accepted (valid) and Programmed (every proxy of a selected pod does the faults). Absent or empty until the
+    /// manager has seen it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// The selected pods, at most 200. Absent or empty: no pod is selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub target_status: Vec<TargetStatus>,

@@ -50,5 +50,11 @@ pub(super) const METHOD: &str = r"^(\*|[A-Z]+)$";
 /// Pattern of a time of the day.
 pub(super) const TIME_OF_DAY: &str = "^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$";
 
+/// Pattern of a header's name.
+pub(super) const HEADER_NAME: &str = "^[-!#$%&'*+.^_`|~0-9A-Za-z]+$";
+
+/// Pattern of a time zone's name.
+pub(super) const TIME_ZONE: &str = "^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$";
+
 /// Pattern of most objects' names: a lower-case DNS subdomain.
 pub(super) const SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";

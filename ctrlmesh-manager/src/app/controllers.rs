@@ -3,10 +3,11 @@
 //! Every replica watches, compiles, serves its proxies and answers the API server. The leader also writes.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ShardingConfig};
 use ctrlmesh_common::names::MANAGER_STATE;
 use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_runtime::sync::lock;
@@ -34,9 +35,9 @@ use crate::ownership::fence_state::{self, FenceStates, States};
 use crate::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::{Member, PodName};
-use crate::status::breaker_writer::BreakerWriter;
 use crate::status::cluster_writer::ClusterWriter;
 use crate::status::compute::{Contact, Unlabelled};
+use crate::status::rules_writer::RulesWriter;
 use crate::status::status_writer::StatusWriter;
 use crate::telemetry;
 
@@ -89,7 +90,8 @@ pub(super) fn start(
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
-    drain.spawn_until_started(breaker_writer(context, &cache, &plans).run());
+    drain.spawn_until_started(rules_writer::<CircuitBreaker>(context, &cache, &plans).run());
+    drain.spawn_until_started(rules_writer::<FaultInjection>(context, &cache, &plans).run());
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
@@ -129,19 +131,20 @@ fn keep_fences(context: &Context, cache: &Arc<Cache>, plans: &Plans) {
     });
 }
 
-fn breaker_writer(
+fn rules_writer<Kind>(
     context: &Context,
     cache: &Arc<Cache>,
     plans: &Plans,
-) -> BreakerWriter<impl Fn() -> bool + Send + Sync + 'static> {
+) -> RulesWriter<Kind, impl Fn() -> bool + Send + Sync + use<Kind>> {
     let leadership = context.leadership.clone();
-    BreakerWriter {
+    RulesWriter {
         client: context.client.clone(),
         recorder: EventRecorder::new(context.client.clone(), REPORTER.into()),
         cache: Arc::clone(cache),
         plans: plans.clone(),
         store: Arc::clone(&context.store),
         may_write: move || leadership.is_held(),
+        kind: PhantomData,
     }
 }
 

@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::api::{CircuitBreaker, LabelsStatus, ManagerState, Root, ShardingConfig};
+use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, LabelsStatus, ManagerState, Root, ShardingConfig};
 use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
 use ctrlmesh_runtime::sync::lock;
 use futures::{FutureExt as _, Stream, StreamExt as _};
@@ -27,7 +27,6 @@ use tracing::warn;
 
 use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
-use crate::rules::breaker::Breaker;
 use crate::rules::label_scheme::{Scheme, SchemeError};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member, SetInfo};
@@ -35,12 +34,14 @@ use crate::rules::shard::Labelling;
 use crate::telemetry;
 
 mod snapshot;
+mod rules;
 mod store;
 mod namespace_info;
 mod stopped_pods;
 mod unenrolled;
 
 pub use namespace_info::NamespaceInfo;
+pub use rules::{CachedBreaker, CachedInjection, CachedRules};
 pub use snapshot::Snapshot;
 use stopped_pods::StoppedPods;
 use store::ObjectStore;
@@ -62,24 +63,11 @@ pub struct Cache {
     synced: watch::Sender<bool>,
 }
 
-/// A CircuitBreaker, and what it asks of the proxies.
-#[derive(Clone, Debug)]
-pub struct CachedBreaker {
-    pub object: Arc<CircuitBreaker>,
-    pub read: Breaker,
-}
-
-impl PartialEq for CachedBreaker {
-    /// Only what policies depend on: a write of the status compiles nothing.
-    fn eq(&self, other: &Self) -> bool {
-        self.read == other.read
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     configs: ObjectStore<ShardingConfig>,
     breakers: ObjectStore<CachedBreaker>,
+    injections: ObjectStore<CachedInjection>,
     members: ObjectStore<Member>,
     namespaces: ObjectStore<NamespaceInfo>,
     sets: ObjectStore<SetInfo>,
@@ -113,7 +101,9 @@ impl Cache {
             },
         ));
         let breakers = watcher(Api::<CircuitBreaker>::all(client.clone()), config.clone());
-        drain.spawn_until_started(this().follow(breakers, |state| &mut state.breakers, read_breaker));
+        drain.spawn_until_started(this().follow(breakers, |state| &mut state.breakers, CachedRules::read));
+        let injections = watcher(Api::<FaultInjection>::all(client.clone()), config.clone());
+        drain.spawn_until_started(this().follow(injections, |state| &mut state.injections, CachedRules::read));
         let pods = this().note_stopped(watcher(Api::<Pod>::all(client.clone()), enrolled));
         drain.spawn_until_started(this().follow(
             pods,
@@ -195,6 +185,7 @@ impl Cache {
         Snapshot {
             configs: state.configs.current.values().cloned().collect(),
             breakers: state.breakers.current.values().map(|one| one.read.clone()).collect(),
+            injections: state.injections.current.values().map(|one| one.read.clone()).collect(),
             members: state.members.current.values().cloned().collect(),
             namespaces: state.namespaces.current.keys().cloned().collect(),
             first_ordinals: state.sets.current.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
@@ -211,6 +202,10 @@ impl Cache {
 
     pub fn breakers(&self) -> Vec<CachedBreaker> {
         lock(&self.state).breakers.current.values().cloned().collect()
+    }
+
+    pub fn injections(&self) -> Vec<CachedInjection> {
+        lock(&self.state).injections.current.values().cloned().collect()
     }
 
     /// What `read` finds in ShardingConfigs, by `NAMESPACE/NAME`. Nothing else is copied.
@@ -359,6 +354,7 @@ impl State {
     fn synced(&self) -> bool {
         self.configs.synced
             && self.breakers.synced
+            && self.injections.synced
             && self.members.synced
             && self.namespaces.synced
             && self.sets.synced
@@ -366,12 +362,6 @@ impl State {
             && self.schemes.synced
             && unenrolled::are_known(self)
     }
-}
-
-fn read_breaker(mut breaker: CircuitBreaker) -> (String, CachedBreaker) {
-    breaker.metadata.managed_fields = None;
-    let read = Breaker::from(&breaker);
-    (read.name.clone(), CachedBreaker { object: Arc::new(breaker), read })
 }
 
 fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {

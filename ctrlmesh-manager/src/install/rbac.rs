@@ -85,8 +85,13 @@ const CLUSTER: [Rule; 22] = [
         &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],
         &["list", "watch", "create", "update", "delete"],
     ),
-    rule("Read the limits of operators.", names::GROUP, &["circuitbreakers"], &["list", "watch"]),
-    rule("Write what they do.", names::GROUP, &["circuitbreakers/status"], &["update"]),
+    rule(
+        "Read the limits and faults of operators.",
+        names::GROUP,
+        &["circuitbreakers", "faultinjections"],
+        &["list", "watch"],
+    ),
+    rule("Write what they do.", names::GROUP, &["circuitbreakers/status", "faultinjections/status"], &["update"]),
     rule("Write epochs and conditions.", names::GROUP, &["shardingconfigs/status"], &["update"]),
     rule(
         "Own shards by their root, where OwnerReferencesPermissionEnforcement is on.",

@@ -1,4 +1,4 @@
-//! Compiles ShardingConfigs, CircuitBreakers and pods into one policy per pod.
+//! Compiles ShardingConfigs, CircuitBreakers, FaultInjections and pods into one policy per pod.
 //!
 //! Pure, and independent of the order of its input. It also gives, per operator, what has to be written into
 //! the status. Shards are derived from their root, not read from the cluster: nothing waits for them to be
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rules::breaker::Breaker;
 use crate::rules::evidence::Evidences;
+use crate::rules::injection::Injection;
 use crate::rules::object_name;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard::Labelling;
@@ -46,6 +47,7 @@ use policy::ShardPolicies;
 pub struct World<'a> {
     pub configs: &'a [ShardingConfig],
     pub breakers: &'a [Breaker],
+    pub injections: &'a [Injection],
     /// Pods that are not enrolled are passed over.
     pub members: &'a [Member],
     pub namespaces: &'a BTreeSet<String>,
@@ -130,7 +132,7 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
         Some(ShardPolicies::new(operator.full_name(), operator.version(), drafts.collect(), operator.owners()))
     });
     let mut shard_policies: Vec<Option<ShardPolicies<'_>>> = shard_policies.collect();
-    let mut guarded = Guarded::new(world.breakers);
+    let mut guarded = Guarded::new(world.breakers, world.injections);
     for (pod, mut shards) in shards_of_pods(world.members, &operators) {
         let last = before.get(&pod.name);
         if shards.len() > 1 {
@@ -185,14 +187,14 @@ fn drafts(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option
     operators.iter().map(&mut of).collect()
 }
 
-/// The policies that may be sent now: nothing new but guards of an operator whose status is not written yet.
+/// The policies that may be sent now: nothing new but guards and faults of an operator whose status is not written yet.
 pub fn sendable(compiled: &Compiled, before: &PoliciesByPod) -> PoliciesByPod {
     let policies = compiled.policies.iter().filter_map(|(pod, policy)| {
         let record = policy.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
         let is_written = record.is_none_or(|record| record.written);
-        let guards = &policy.policy.guards;
-        let policy =
-            if is_written { Some(policy.clone()) } else { before.get(pod).map(|last| last.with_guards(guards)) };
+        let Policy { guards, faults, .. } = &policy.policy;
+        let before = || before.get(pod).map(|last| last.with_guards(guards, faults));
+        let policy = if is_written { Some(policy.clone()) } else { before() };
         policy.map(|policy| (pod.clone(), policy))
     });
     policies.collect()

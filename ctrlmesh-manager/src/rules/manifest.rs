@@ -1,4 +1,4 @@
-//! Reads ShardingConfigs, CircuitBreakers, pods, namespaces and `StatefulSets` from manifests.
+//! Reads ShardingConfigs, CircuitBreakers, FaultInjections, pods, namespaces and `StatefulSets` from manifests.
 //!
 //! Takes several documents, and lists as `kubectl get` prints them. Other kinds are passed over.
 
@@ -12,12 +12,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::rules::breaker::Breaker;
+use crate::rules::injection::Injection;
 use crate::rules::pod::{self, Member};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifests {
     pub configs: Vec<ShardingConfig>,
     pub breakers: Vec<Breaker>,
+    pub injections: Vec<Injection>,
     pub pods: Vec<Pod>,
     /// Namespaces that are listed or have something in them.
     pub namespaces: BTreeSet<String>,
@@ -66,6 +68,7 @@ impl Manifests {
             match parsed::<Option<Kind>>(number, &document)?.and_then(|kind| kind.kind).as_deref() {
                 Some("ShardingConfig") => typed::<ShardingConfig>(number, &document).map(drop)?,
                 Some("CircuitBreaker") => self.breakers.push(Breaker::from(&typed(number, &document)?)),
+                Some("FaultInjection") => self.injections.push(Injection::from(&typed(number, &document)?)),
                 Some("Pod") => self.add_pod(typed(number, &document)?),
                 Some("Namespace") => self.add_namespace(typed(number, &document)?),
                 Some("StatefulSet") => self.add_stateful_set(&typed(number, &document)?),
@@ -98,6 +101,7 @@ impl Manifests {
         let kind = kind.or(list.strip_suffix("List")).unwrap_or_default().to_owned();
         match kind.as_str() {
             "CircuitBreaker" => self.breakers.push(Breaker::from(&serde_json::from_value(item)?)),
+            "FaultInjection" => self.injections.push(Injection::from(&serde_json::from_value(item)?)),
             "Pod" => self.add_pod(serde_json::from_value(item)?),
             "Namespace" => self.add_namespace(serde_json::from_value(item)?),
             "StatefulSet" => self.add_stateful_set(&serde_json::from_value(item)?),

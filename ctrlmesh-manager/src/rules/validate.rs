@@ -103,13 +103,9 @@ pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
     report
 }
 
-/// The kind is stored, but does nothing yet.
-const NOT_ENFORCED: &str = "is checked, but not enforced yet: proxies do not know this kind";
-
 pub fn fault_injection(injection: &FaultInjection) -> Report {
     let mut report = Report::default();
     fault::check(&injection.spec, &mut report);
-    report.warning("spec", NOT_ENFORCED);
     schema::of_spec("FaultInjection", &injection.spec, &mut report);
     report
 }
@@ -229,6 +225,11 @@ fn positive_duration(field: &str, text: &str, report: &mut Report) {
     if api::parse_duration(text).is_none_or(|duration| duration.is_zero()) {
         report.error(field, format!("{text:?} must be a duration greater than zero, such as 500ms, 10s or 1h30m"));
     }
+}
+
+/// What the proxies are to match: it means in the crate `regex` what `text` means in Go.
+pub fn translated(text: &str) -> Option<String> {
+    Some(regular_expression::compile(text).ok()?.as_str().to_owned())
 }
 
 fn regular_expression(field: &str, text: &str, report: &mut Report) {

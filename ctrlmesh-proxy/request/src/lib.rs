@@ -1,5 +1,5 @@
-//! Reads a Kubernetes API request, limits how often it passes, decides what a policy makes of it, and rewrites it,
-//! without sockets, tasks or clocks.
+//! Reads a Kubernetes API request, limits how often it passes, decides what a policy makes of it, rewrites it, and says
+//! which faults it meets, without sockets, tasks or clocks.
 //!
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]
@@ -9,3 +9,4 @@ pub mod classify;
 pub mod guard;
 pub mod decide;
 pub mod rewrite;
+pub mod fault;

@@ -1,4 +1,4 @@
-//! Begins a request that policy, confirmation and guards let pass.
+//! Begins a request that policy, confirmation, faults and guards let pass.
 
 use ctrlmesh_request::decide::{Decision, LockPlan, Plan, Refusal};
 use ctrlmesh_request::guard::Refused;
@@ -9,6 +9,7 @@ use http::{Request, header};
 use hyper::body::Body as _;
 use tracing::debug;
 
+use crate::fault::MetFaults;
 use crate::guard::{Hold, Probe};
 use crate::net::body::Relay;
 use crate::policy::Validity;
@@ -29,10 +30,12 @@ pub(super) struct AdmittedRequest {
     /// `None` where only the body tells.
     pub(super) is_for_lock: Option<bool>,
     pub(super) probe: Option<Probe>,
+    /// `None` where there are none, or only the body tells whether they hit.
+    pub(super) faults: Option<MetFaults>,
 }
 
 impl Session {
-    /// Begins a request that policy and guards let pass. While it is held, nothing of it is under way.
+    /// Begins a request that policy, faults and guards let pass. While it is delayed or held, nothing of it is under way.
     pub(super) async fn admitted(
         &self,
         request: &Request<Relay>,
@@ -41,6 +44,7 @@ impl Session {
         waits: &WaitTime,
     ) -> Result<AdmittedRequest, Failure> {
         let (mut hold, mut may_be_held) = (None::<Box<Hold>>, is_small(request));
+        let mut faults = None::<MetFaults>;
         loop {
             let begun = self.policy.begin(info);
             self.check_confirmed(begun.validity.as_ref(), info, target)?;
@@ -52,13 +56,22 @@ impl Session {
             let lock = plan.as_ref().and_then(|plan| plan.lock.as_ref());
             // Where only the body tells whether the request is for the lock, the guards wait for it.
             let is_for_lock = lock.map_or(Some(false), LockPlan::is_for_lock);
+            if let Some(is_for_lock) = is_for_lock.filter(|_| !begun.policy.faults().is_empty()) {
+                let met = faults.get_or_insert_with(|| self.faults.met(request, info, target.path(), is_for_lock));
+                if met.is_delayed() {
+                    drop((begun, plan));
+                    waits.measure(Box::pin(met.wait(&self.server.drain))).await;
+                    continue;
+                }
+                met.answer().map_or(Ok(()), |answer| Err(Failure::Injected(answer)))?;
+            }
             if is_for_lock != Some(false) || begun.policy.guards().is_empty() {
-                return Ok(AdmittedRequest { begun, plan, is_for_lock, probe: None });
+                return Ok(AdmittedRequest { begun, plan, is_for_lock, probe: None, faults });
             }
             // Once shutdown has begun, the policy is followed no more.
             may_be_held &= !self.server.drain.has_started() && hold.as_deref_mut().is_none_or(Hold::goes_on);
             match (self.guards.admit(info, may_be_held), &mut hold) {
-                (Ok(probe), _) => return Ok(AdmittedRequest { begun, plan, is_for_lock, probe }),
+                (Ok(probe), _) => return Ok(AdmittedRequest { begun, plan, is_for_lock, probe, faults }),
                 // Asks once more, so that no change is missed.
                 (Err(refused), None) if may_be_held && refused.holds => {
                     hold = self.guards.hold().map(Box::new);

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::rc::Rc;
 
+use ctrlmesh_common::policy::fault::ApiFaultKind;
 use ctrlmesh_request::decide;
 use ctrlmesh_request::decide::{Plan, Refusal, Rename};
 use ctrlmesh_request::request::RequestInfo;
@@ -13,6 +14,7 @@ use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
+use crate::fault::MetFaults;
 use crate::guard::Probe;
 use crate::metrics::Outcome;
 use crate::net::body::Relay;
@@ -25,6 +27,7 @@ use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply, RequestMetrics};
+use crate::serve::shaping::Shaped;
 use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
@@ -46,6 +49,8 @@ struct Pending {
     /// Of a write that passes only while the policy is confirmed.
     validity: Option<Validity>,
     probe: Option<Probe>,
+    /// What is done to the answer.
+    faults: Option<MetFaults>,
     is_list: bool,
     /// Without a response timeout.
     long_running: bool,
@@ -106,7 +111,7 @@ impl Session {
             probe.sent();
         }
         let took = start.elapsed();
-        let write = pending.write.take();
+        let (write, faults) = (pending.write.take(), pending.faults.take());
         let long_running = pending.long_running;
         let response = match &write {
             None => self.send(&UsedConnection::default(), request, long_running, on_informational).await,
@@ -128,6 +133,13 @@ impl Session {
         if let Some(probe) = pending.probe.take() {
             probe.answered(response.status());
         }
+        for fault in faults.iter().flat_map(MetFaults::on_answer) {
+            match fault {
+                ApiFaultKind::AnswerLost => return Err(Failure::AnswerLost),
+                ApiFaultKind::GoAway => self.leaving.notify_one(),
+                _ => {}
+            }
+        }
         let answered = Instant::now();
         let reading = pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
@@ -138,7 +150,9 @@ impl Session {
         let response = self.finish(response, pending, &waits).await;
         let took = took + answered.elapsed();
         self.server.metrics.added(took.saturating_sub(waited + waits.total()));
-        response
+        let Some(faults) = faults else { return response };
+        let unread = self.resources.unread.budget();
+        response.map(|response| response.map(|content| Shaped::of(content, faults, unread)))
     }
 
     async fn send(
@@ -165,7 +179,8 @@ impl Session {
     ) -> Result<(Request<Relay>, Pending), Failure> {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
-        let AdmittedRequest { begun, plan, is_for_lock, probe } = self.admitted(&request, info, target, &waits).await?;
+        let AdmittedRequest { begun, plan, is_for_lock, probe, faults } =
+            self.admitted(&request, info, target, &waits).await?;
         let BegunRequest { mut reading, write, validity, .. } = begun;
         // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
@@ -178,7 +193,7 @@ impl Session {
         let long_running = info.is_long_running();
         let is_list = info.verb() == "list";
         let mut pending =
-            Pending { rename: None, reading, watch, write, validity, probe, is_list, long_running, waits };
+            Pending { rename: None, reading, watch, write, validity, probe, faults, is_list, long_running, waits };
         let Some(plan) = plan else { return Ok((request, pending)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -192,14 +207,40 @@ impl Session {
                 LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(refused)),
                 error => Failure::Lock(error),
             })?;
-            if is_for_lock.is_none() && !renamed.holds_lock {
-                let refused = |refused| self.refuse(info, target, Refusal::Guarded(Box::new(refused)));
-                pending.probe = self.guards.admit(info, false).map_err(refused)?;
-            }
             request = renamed.request;
+            if is_for_lock.is_none() {
+                Box::pin(self.admit_late(&request, info, target, renamed.holds_lock, &mut pending)).await?;
+            }
             pending.rename = Some(plan.rename);
         }
         Ok((request, pending))
+    }
+
+    /// Asks faults and guards about a request of which only the body told whether it is for the lock.
+    async fn admit_late(
+        &self,
+        request: &Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        is_for_lock: bool,
+        pending: &mut Pending,
+    ) -> Result<(), Failure> {
+        let mut met = self.faults.met(request, info, target.path(), is_for_lock);
+        if met.is_delayed() {
+            // Its body is read, so it is under way.
+            let waiting = pending.waits.measure(met.wait(&self.server.drain));
+            match &pending.write {
+                Some(write) => write.unless_cut(waiting).await.ok_or(Failure::Cut)?,
+                None => waiting.await,
+            }
+        }
+        met.answer().map_or(Ok(()), |answer| Err(Failure::Injected(answer)))?;
+        pending.faults = Some(met);
+        if !is_for_lock {
+            let refused = |refused| self.refuse(info, target, Refusal::Guarded(Box::new(refused)));
+            pending.probe = self.guards.admit(info, false).map_err(refused)?;
+        }
+        Ok(())
     }
 
     /// Prepares a watch to follow the policy.

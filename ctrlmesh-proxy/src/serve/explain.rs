@@ -12,7 +12,7 @@ pub fn note(text: std::fmt::Arguments<'_>) {
     info!(target: TARGET, "{text}");
 }
 
-/// Logs a policy's limits, its guards, and the lock that it renames.
+/// Logs a policy's limits, guards and faults, and the lock that it renames.
 pub fn policy(policy: &Policy) {
     for limit in &policy.limits {
         let resources = limit.relate_resources.iter();
@@ -24,7 +24,10 @@ pub fn policy(policy: &Policy) {
     for guard in policy.guards() {
         note(format_args!("guard: rule {:?} of CircuitBreaker {}", guard.rule, guard.breaker));
     }
-    if policy.limits.is_empty() && policy.guards().is_empty() {
+    for fault in policy.faults() {
+        note(format_args!("fault {:?} of FaultInjection {}", fault.fault, fault.injection));
+    }
+    if policy.limits.is_empty() && policy.guards().is_empty() && policy.faults().is_empty() {
         note(format_args!("no limit: everything passes as it is"));
     }
     if let Some(lock) = &policy.lock {

@@ -25,6 +25,10 @@ pub(super) enum Failure {
     BadRequest(#[source] TargetError),
     #[error("let the request pass")]
     Refused(#[source] Refusal),
+    #[error("let the request reach the API server: {}", .0.message)]
+    Injected(Box<Status>),
+    #[error("give the API server's answer to the client: a fault loses it")]
+    AnswerLost,
     #[error("write the target of the request")]
     Target,
     #[error("rename the leader-election lock")]
@@ -53,6 +57,8 @@ impl Session {
     pub(super) fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),
+            Failure::Injected(status) => Status::clone(status),
+            Failure::AnswerLost => return Err(Abort(Reason::INTERNAL_ERROR)),
             Failure::BadRequest(_) | Failure::Target | Failure::Lock(LockedError::Upgraded) => {
                 status(400, "BadRequest", failure)
             }

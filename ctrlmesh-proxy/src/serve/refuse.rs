@@ -27,7 +27,8 @@ pub(super) async fn not_tls(mut stream: TcpStream) -> io::Result<()> {
 pub(super) fn response(status: &Status, accept: Option<&HeaderValue>) -> Response<Relay> {
     let accept = accept.and_then(|accept| accept.to_str().ok());
     let (kind, body) = status::encode(status, accept);
-    let mut response = of(kind, body);
+    // RFC 9110 (15.3.5, 15.4.5): these have no content.
+    let mut response = if matches!(status.code, 204 | 304) { Response::new(Relay::Empty) } else { of(kind, body) };
     *response.status_mut() = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     if let Some(seconds) = status.retry_after {

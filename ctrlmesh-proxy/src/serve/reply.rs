@@ -10,6 +10,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use crate::metrics::{Outcome, Verb};
 use crate::net::body::{BodyError, BudgetExceeded, CountedBytes, Relay, UnreadBytes};
 use crate::serve::lock_list::LockList;
+use crate::serve::shaping::Shaped;
 use crate::session::Session;
 use crate::watch::Watch;
 
@@ -39,6 +40,8 @@ pub(super) enum Content {
     Watch(Box<Watch>),
     /// A list in which the lock is renamed.
     LockList(Box<LockList>),
+    /// What a fault slows down or cuts.
+    Shaped(Box<Shaped>),
 }
 
 /// The body of a response over HTTP/1.1, whose bytes count as unread until hyper has written them.
@@ -51,17 +54,31 @@ impl Reply {
     }
 }
 
+impl Content {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self {
+            Self::Plain(body) => Pin::new(body).poll_frame(cx),
+            Self::Watch(watch) => watch.poll_frame(cx),
+            Self::LockList(list) => list.poll_frame(cx),
+            Self::Shaped(shaped) => shaped.poll_frame(cx),
+        }
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Plain(body) => body.is_end_stream(),
+            Self::Watch(_) | Self::LockList(_) | Self::Shaped(_) => false,
+        }
+    }
+}
+
 impl Body for Reply {
     type Data = Bytes;
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Self { content, metrics_guard } = self.get_mut();
-        let polled = match content {
-            Content::Plain(body) => Pin::new(body).poll_frame(cx),
-            Content::Watch(watch) => watch.poll_frame(cx),
-            Content::LockList(list) => list.poll_frame(cx),
-        };
+        let polled = content.poll_frame(cx);
         metrics_guard.complete |= match &polled {
             Poll::Ready(None) => true,
             Poll::Ready(Some(Ok(frame))) => frame.is_trailers(),
@@ -71,16 +88,13 @@ impl Body for Reply {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.content {
-            Content::Plain(body) => body.is_end_stream(),
-            Content::Watch(_) | Content::LockList(_) => false,
-        }
+        self.content.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Plain(body) => body.size_hint(),
-            Content::Watch(_) | Content::LockList(_) => SizeHint::default(),
+            Content::Watch(_) | Content::LockList(_) | Content::Shaped(_) => SizeHint::default(),
         }
     }
 }

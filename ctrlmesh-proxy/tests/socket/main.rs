@@ -8,6 +8,7 @@ mod harness;
 mod bytes;
 mod connections;
 mod counted;
+mod faults;
 mod fence;
 mod forwarding;
 mod guards;

@@ -9,6 +9,7 @@ use crate::cluster::served_resources::ServedResources;
 use crate::rules::breaker::Breaker;
 use crate::rules::compile::World;
 use crate::rules::evidence::Evidences;
+use crate::rules::injection::Injection;
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::Member;
 
@@ -19,6 +20,8 @@ pub struct Snapshot {
     pub configs: Vec<ShardingConfig>,
     /// Sorted in the same way.
     pub breakers: Vec<Breaker>,
+    /// Sorted in the same way.
+    pub injections: Vec<Injection>,
     /// Enrolled pods, sorted by namespace and name.
     pub members: Vec<Member>,
     pub namespaces: BTreeSet<String>,
@@ -45,6 +48,7 @@ impl Snapshot {
         World {
             configs: &self.configs,
             breakers: &self.breakers,
+            injections: &self.injections,
             members: &self.members,
             namespaces: &self.namespaces,
             first_ordinals: &self.first_ordinals,
@@ -66,6 +70,7 @@ impl Snapshot {
             unenrolled: manifests.unenrolled(),
             configs: manifests.configs,
             breakers: manifests.breakers,
+            injections: manifests.injections,
             namespaces: manifests.namespaces,
             first_ordinals: manifests.first_ordinals,
             ..Self::default()

@@ -1,33 +1,42 @@
-//! Compiles CircuitBreakers into the guards of pods.
+//! Compiles CircuitBreakers and FaultInjections into the guards and faults of pods.
 //!
-//! Guards change nothing that a pod sees or owns. So they come after epochs and ownership, and both stay as they are.
+//! They change nothing that a pod sees or owns. So they come after epochs and ownership, and both stay as they are.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use ctrlmesh_common::policy::Guard;
+use ctrlmesh_common::policy::fault::MAX_REGEXES;
+use ctrlmesh_common::policy::{Fault, Guard};
+use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 
 use super::{CompiledPolicy, Trouble};
 use crate::rules::breaker::Breaker;
+use crate::rules::injection::Injection;
 use crate::rules::pod::Member;
 
-/// The most that the guards of one pod may take of its policy, in bytes of JSON.
-const MAX_GUARDS_BYTES: usize = 256 << 10;
+/// The most that the guards of one pod, or its faults, may take of its policy, in bytes of JSON.
+const MAX_BYTES: usize = 256 << 10;
 
-/// No less than the name of their field and what stands around it.
-const FIELD_BYTES: usize = 64;
+/// No less than the names of both fields and what stands around them.
+const FIELD_BYTES: usize = 128;
 
-/// The CircuitBreakers, and the policies with their guards.
+/// The CircuitBreakers and FaultInjections, and the policies with their guards and faults.
 #[derive(Debug)]
 pub(super) struct Guarded<'a> {
-    breakers: Vec<&'a Breaker>,
-    /// Indices of `breakers`, by name.
-    by_namespace: BTreeMap<&'a str, Vec<usize>>,
-    /// By the address of the policy without guards, which is beside it, the breakers, and the pod's UID where it shares
-    /// a bucket.
-    policies: HashMap<(usize, Vec<usize>, String), PolicyPair>,
+    breakers: Sorted<'a, Breaker>,
+    injections: Sorted<'a, Injection>,
+    /// By the address of the policy without them, which is beside it, and what is added to it.
+    policies: HashMap<(usize, Added), PolicyPair>,
     troubles: Vec<Trouble>,
+}
+
+/// What a pod's policy gets: indices, and the pod's UID where it shares a bucket.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Added {
+    breakers: Vec<usize>,
+    injections: Vec<usize>,
+    uid: String,
 }
 
 #[derive(Debug)]
@@ -36,38 +45,62 @@ struct PolicyPair {
     guarded: Arc<CompiledPolicy>,
 }
 
+/// Objects of one kind, by name.
+#[derive(Debug)]
+struct Sorted<'a, Rules> {
+    all: Vec<&'a Rules>,
+    /// Indices of `all`.
+    by_namespace: BTreeMap<&'a str, Vec<usize>>,
+}
+
+/// An object that gives rules to the pods that it selects.
+trait PodRules {
+    const KIND: &'static str;
+
+    fn name(&self) -> &str;
+    fn namespace(&self) -> &str;
+    fn selector(&self) -> Option<&Selector>;
+    fn errors(&self) -> &[String];
+    /// What its rules take: bytes of JSON, and regular expressions.
+    fn size(&self) -> Size;
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    bytes: usize,
+    regexes: usize,
+}
+
 impl<'a> Guarded<'a> {
-    /// An invalid breaker is reported and not used.
-    pub(super) fn new(breakers: &'a [Breaker]) -> Self {
-        let mut sorted: Vec<&Breaker> = breakers.iter().collect();
-        sorted.sort_by_key(|breaker| &breaker.name);
-        let errors = sorted.iter().flat_map(|breaker| breaker.errors.iter().map(|error| (&breaker.name, error)));
-        let troubles = errors.map(|(breaker, error)| trouble(breaker, error.clone())).collect();
-        let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (at, breaker) in sorted.iter().enumerate() {
-            by_namespace.entry(&breaker.namespace).or_default().push(at);
-        }
-        Self { breakers: sorted, by_namespace, policies: HashMap::new(), troubles }
+    /// What is invalid is reported and not used.
+    pub(super) fn new(breakers: &'a [Breaker], injections: &'a [Injection]) -> Self {
+        let (breakers, injections) = (Sorted::new(breakers), Sorted::new(injections));
+        let troubles = breakers.invalid().chain(injections.invalid()).collect();
+        Self { breakers, injections, policies: HashMap::new(), troubles }
     }
 
-    /// The policy of `pod` with its guards. Pods that share a policy and have the same breakers share the result.
+    /// The policy of `pod` with its guards and faults. Pods that share a policy and are selected by the same objects
+    /// share the result.
     pub(super) fn guard(&mut self, policy: Arc<CompiledPolicy>, pod: &Member) -> Arc<CompiledPolicy> {
         let left = MAX_POLICY_BYTES.saturating_sub(policy.json().len() + FIELD_BYTES);
-        let breakers = self.of_pod(pod, left.min(MAX_GUARDS_BYTES));
-        if breakers.is_empty() && policy.policy.guards.is_empty() {
+        let (breakers, bytes) = self.breakers.of_pod(pod, left.min(MAX_BYTES), &mut self.troubles);
+        let (injections, _) = self.injections.of_pod(pod, (left - bytes).min(MAX_BYTES), &mut self.troubles);
+        let has_none = policy.policy.guards.is_empty() && policy.policy.faults.is_empty();
+        if breakers.is_empty() && injections.is_empty() && has_none {
             return policy;
         }
-        let all = &self.breakers;
-        let shares = breakers.iter().any(|at| all[*at].is_shared());
+        let shares = breakers.iter().any(|at| self.breakers.all[*at].is_shared());
         let uid = if shares { pod.uid.clone() } else { String::new() };
-        let key = (Arc::as_ptr(&policy).addr(), breakers, uid);
+        let key = (Arc::as_ptr(&policy).addr(), Added { breakers, injections, uid });
         if let Some(pair) = self.policies.get(&key) {
             return pair.guarded.clone();
         }
         let (operator, shard) = (policy.operator.as_deref(), policy.shard.as_deref());
-        let guards = key.1.iter().flat_map(|at| all[*at].guards(&pod.uid, operator, shard));
-        let guards: Vec<Guard> = guards.collect();
-        let guarded = policy.with_guards(&guards);
+        let of_breaker = |at: &usize| self.breakers.all[*at].guards(&pod.uid, operator, shard);
+        let guards: Vec<Guard> = key.1.breakers.iter().flat_map(of_breaker).collect();
+        let of_injection = |at: &usize| &self.injections.all[*at].faults;
+        let faults: Vec<Fault> = key.1.injections.iter().flat_map(of_injection).cloned().collect();
+        let guarded = policy.with_guards(&guards, &faults);
         self.policies.insert(key, PolicyPair { _unguarded: policy, guarded: guarded.clone() });
         guarded
     }
@@ -75,38 +108,119 @@ impl<'a> Guarded<'a> {
     pub(super) fn into_troubles(self) -> Vec<Trouble> {
         self.troubles
     }
+}
 
-    /// The breakers that select the pod, as many as have room.
-    fn of_pod(&mut self, pod: &Member, room: usize) -> Vec<usize> {
+impl<'a, Rules: PodRules> Sorted<'a, Rules> {
+    fn new(objects: &'a [Rules]) -> Self {
+        let mut all: Vec<&Rules> = objects.iter().collect();
+        all.sort_by_key(|one| one.name());
+        let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (at, one) in all.iter().enumerate() {
+            by_namespace.entry(one.namespace()).or_default().push(at);
+        }
+        Self { all, by_namespace }
+    }
+
+    fn invalid(&self) -> impl Iterator<Item = Trouble> {
+        let of_one = |one: &&'a Rules| {
+            let one = *one;
+            one.errors().iter().map(|error| trouble::<Rules>(one.name(), error.clone()))
+        };
+        self.all.iter().flat_map(of_one)
+    }
+
+    /// The objects that select the pod, as many as have room, and their bytes.
+    fn of_pod(&self, pod: &Member, room: usize, troubles: &mut Vec<Trouble>) -> (Vec<usize>, usize) {
         let near = self.by_namespace.get(pod.name.namespace.as_str()).into_iter().flatten();
-        let selects = |breaker: &Breaker| breaker.selector.as_ref().is_some_and(|one| one.matches(&pod.labels));
-        let matching = near.copied().filter(|at| selects(self.breakers[*at]));
-        let (mut breakers, mut bytes) = (Vec::new(), 0);
+        let selects = |one: &Rules| one.selector().is_some_and(|selector| selector.matches(&pod.labels));
+        let matching = near.copied().filter(|at| selects(self.all[*at]));
+        let (mut chosen, mut used) = (Vec::new(), Size::default());
         for at in matching {
-            let breaker = self.breakers[at];
-            if bytes + breaker.bytes > room {
-                self.troubles.push(no_room(&breaker.name, pod, room));
+            let one = self.all[at];
+            let Size { bytes, regexes } = one.size();
+            if used.bytes + bytes > room {
+                troubles.push(no_room::<Rules>(one.name(), pod, room));
+            } else if used.regexes + regexes > MAX_REGEXES {
+                troubles.push(too_many_regexes::<Rules>(one.name(), pod));
             } else {
-                bytes += breaker.bytes;
-                breakers.push(at);
+                used = Size { bytes: used.bytes + bytes, regexes: used.regexes + regexes };
+                chosen.push(at);
             }
         }
-        breakers
+        (chosen, used.bytes)
     }
 }
 
-fn no_room(breaker: &str, pod: &Member, room: usize) -> Trouble {
-    trouble(
-        breaker,
+impl PodRules for Breaker {
+    const KIND: &'static str = "CircuitBreaker";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn selector(&self) -> Option<&Selector> {
+        self.selector.as_ref()
+    }
+
+    fn errors(&self) -> &[String] {
+        &self.errors
+    }
+
+    fn size(&self) -> Size {
+        Size { bytes: self.bytes, regexes: 0 }
+    }
+}
+
+impl PodRules for Injection {
+    const KIND: &'static str = "FaultInjection";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn selector(&self) -> Option<&Selector> {
+        self.selector.as_ref()
+    }
+
+    fn errors(&self) -> &[String] {
+        &self.errors
+    }
+
+    fn size(&self) -> Size {
+        Size { bytes: self.bytes, regexes: self.regexes }
+    }
+}
+
+fn no_room<Rules: PodRules>(name: &str, pod: &Member, room: usize) -> Trouble {
+    let kind = Rules::KIND;
+    trouble::<Rules>(
+        name,
         format!(
-            "does not hold for Pod {}: the rules of all CircuitBreakers of a pod may have {room} bytes; list fewer namespaces or resources",
+            "does not hold for Pod {}: the rules of all {kind}s of a pod may have {room} bytes; list fewer namespaces or resources",
             pod.name
         ),
     )
 }
 
-fn trouble(breaker: &str, message: String) -> Trouble {
-    Trouble { object: format!("CircuitBreaker {breaker}"), configs: Vec::new(), message }
+fn too_many_regexes<Rules: PodRules>(name: &str, pod: &Member) -> Trouble {
+    let message = format!(
+        "does not hold for Pod {}: all {}s of a pod may have {MAX_REGEXES} regular expressions",
+        pod.name,
+        Rules::KIND
+    );
+    trouble::<Rules>(name, message)
+}
+
+fn trouble<Rules: PodRules>(name: &str, message: String) -> Trouble {
+    Trouble { object: format!("{} {name}", Rules::KIND), configs: Vec::new(), message }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::{Fence, Guard, Policy, Redirect};
+use ctrlmesh_common::policy::{Fault, Fence, Guard, Policy, Redirect};
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -73,12 +73,12 @@ impl CompiledPolicy {
         Self::new(None, None, 0, for_pod(Policy::nothing(), pod))
     }
 
-    /// The same with other guards; itself, if it has them.
-    pub(super) fn with_guards(self: &Arc<Self>, guards: &[Guard]) -> Arc<Self> {
-        if self.policy.guards == guards {
+    /// The same with other guards and faults; itself, if it has them.
+    pub(super) fn with_guards(self: &Arc<Self>, guards: &[Guard], faults: &[Fault]) -> Arc<Self> {
+        if self.policy.guards == guards && self.policy.faults == faults {
             return self.clone();
         }
-        let policy = Policy { guards: guards.to_vec(), ..self.policy.clone() };
+        let policy = Policy { guards: guards.to_vec(), faults: faults.to_vec(), ..self.policy.clone() };
         Arc::new(Self::new(self.shard.clone(), self.operator.clone(), self.version, policy))
     }
 

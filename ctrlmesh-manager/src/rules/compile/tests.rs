@@ -45,6 +45,7 @@ pub(super) fn compiled(texts: &[String], members: &[Member], before: &Compiled) 
     let world = World {
         configs: &manifests.configs,
         breakers: &manifests.breakers,
+        injections: &manifests.injections,
         members,
         namespaces: &manifests.namespaces,
         first_ordinals: &manifests.first_ordinals,
@@ -331,6 +332,7 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
     let world = World {
         configs: &manifests.configs,
         breakers: &manifests.breakers,
+        injections: &manifests.injections,
         members: &[],
         namespaces: &namespaces,
         first_ordinals: &first_ordinals,

@@ -1,6 +1,10 @@
 //! Validates fault injections.
 
-use ctrlmesh_common::api::{EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch};
+use ctrlmesh_common::api::{
+    ApiFault, ApiFaultType, EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch,
+};
+use ctrlmesh_common::policy::fault::MAX_REGEXES;
+use jiff::tz::TimeZone;
 
 use super::{Report, positive_duration, regular_expression, required_selector};
 
@@ -15,21 +19,56 @@ pub(super) fn check(spec: &FaultInjectionSpec, report: &mut Report) {
     for (at, fault) in spec.http_fault.iter().enumerate() {
         check_fault(&format!("spec.httpFault[{at}]"), fault, report);
     }
+    let matches = spec.http_fault.iter().filter_map(|fault| fault.matches.as_ref());
+    let texts = matches.flat_map(|one| &one.http_match).flat_map(|one| [&one.host, &one.path]).flatten();
+    let regexes = texts.filter(|text| text.regex.is_some()).count();
+    if regexes > MAX_REGEXES {
+        report.error("spec.httpFault", format!("has {regexes} regular expressions; at most {MAX_REGEXES} are allowed"));
+    }
 }
 
 fn check_fault(field: &str, fault: &HttpFault, report: &mut Report) {
-    if fault.delay.is_none() && fault.abort.is_none() {
-        report
-            .error(format!("{field}.delay"), "at least one of delay and abort is required; the fault would do nothing");
+    if fault.delay.is_none() && fault.abort.is_none() && fault.api_fault.is_none() {
+        report.error(
+            format!("{field}.delay"),
+            "at least one of delay, abort and apiFault is required; the fault would do nothing",
+        );
     }
     if let Some(delay) = &fault.delay {
         positive_duration(&format!("{field}.delay.fixedDelay"), &delay.fixed_delay, report);
+        if let Some(jitter) = &delay.jitter {
+            positive_duration(&format!("{field}.delay.jitter"), jitter, report);
+        }
+    }
+    if let Some(fault) = &fault.api_fault {
+        check_api_fault(&format!("{field}.apiFault"), fault, report);
     }
     if let Some(matches) = &fault.matches {
         check_match(&format!("{field}.match"), matches, report);
     }
     if let Some(time) = &fault.effective_time {
         check_time(&format!("{field}.effectiveTime"), time, report);
+    }
+}
+
+/// Each detail belongs to one type.
+fn check_api_fault(field: &str, fault: &ApiFault, report: &mut Report) {
+    let mut detail = |name: &str, of: ApiFaultType, is_there: bool, is_required: bool| {
+        if is_required && is_there != (fault.kind == of) {
+            let message = format!("is required with the type {of:?}, and allowed with no other");
+            report.error(format!("{field}.{name}"), message);
+        } else if !is_required && is_there && fault.kind != of {
+            report.error(format!("{field}.{name}"), format!("is allowed with the type {of:?} only"));
+        }
+    };
+    detail("delay", ApiFaultType::DelayEvents, fault.delay.is_some(), true);
+    detail("bytesPerSecond", ApiFaultType::SlowBody, fault.bytes_per_second.is_some(), true);
+    detail("after", ApiFaultType::CutWatch, fault.after.is_some(), false);
+    detail("retryAfterSeconds", ApiFaultType::TooManyRequests, fault.retry_after_seconds.is_some(), false);
+    for (name, duration) in [("delay", &fault.delay), ("after", &fault.after)] {
+        if let Some(duration) = duration {
+            positive_duration(&format!("{field}.{name}"), duration, report);
+        }
     }
 }
 
@@ -54,6 +93,10 @@ fn check_text(field: &str, text: &TextMatch, report: &mut Report) {
 }
 
 fn check_time(field: &str, time: &EffectiveTime, report: &mut Report) {
+    if let Some(zone) = time.time_zone.as_ref().filter(|zone| TimeZone::get(zone).is_err()) {
+        let message = format!("{zone:?} is not in the IANA time zone database; Europe/Berlin is one of its names");
+        report.error(format!("{field}.timeZone"), message);
+    }
     if time.start_time.is_some() && time.start_time == time.end_time {
         report.error(format!("{field}.endTime"), "is the same as startTime; leave both out for the whole day");
     }

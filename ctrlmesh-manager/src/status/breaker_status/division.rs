@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use ctrlmesh_common::api::{BucketDivision, BucketScope, DivisionPod};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Observed, Target};
+use super::Target;
 use crate::rules::breaker::{self, Breaker};
+use crate::status::targets::Observed;
 
 /// For how long room is kept for a pod that waits.
 const RESERVED: SignedDuration = SignedDuration::from_secs(30);

@@ -1,12 +1,17 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use ctrlmesh_common::api::TargetStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
+use crate::cluster::plan::Plan;
+use crate::push::policy_store::Receipt;
 use crate::rules::compile::PoliciesByPod;
+use crate::rules::pod::PodName;
+use crate::status::targets::ReceiptsByPod;
 
 const BREAKER: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1
 kind: CircuitBreaker

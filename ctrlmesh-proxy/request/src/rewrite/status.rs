@@ -19,6 +19,12 @@ pub struct Status {
     pub retry_after: Option<u32>,
 }
 
+impl Status {
+    fn outcome(&self) -> &'static str {
+        if self.code < 400 { "Success" } else { "Failure" }
+    }
+}
+
 /// A Status in the encoding that a client accepts: its content type and its bytes.
 ///
 /// Protobuf where the client names it before JSON, or JSON not at all; else JSON.
@@ -34,7 +40,7 @@ pub(super) fn json(status: &Status) -> Vec<u8> {
         "kind": "Status",
         "apiVersion": "v1",
         "metadata": {},
-        "status": "Failure",
+        "status": status.outcome(),
         "message": status.message,
         "reason": status.reason,
         "code": status.code,
@@ -48,7 +54,7 @@ pub(super) fn json(status: &Status) -> Vec<u8> {
 pub(super) fn protobuf(status: &Status) -> Vec<u8> {
     let mut message = [
         protobuf_field(1, b""),
-        protobuf_field(2, b"Failure"),
+        protobuf_field(2, status.outcome().as_bytes()),
         protobuf_field(3, status.message.as_bytes()),
         protobuf_field(4, status.reason.as_bytes()),
     ]
@@ -65,7 +71,7 @@ pub(super) fn cbor(status: &Status) -> Vec<u8> {
         ("kind", cbor_text("Status")),
         ("apiVersion", cbor_text("v1")),
         ("metadata", cbor_map(&[])),
-        ("status", cbor_text("Failure")),
+        ("status", cbor_text(status.outcome())),
         ("message", cbor_text(&status.message)),
         ("reason", cbor_text(status.reason)),
         ("code", cbor_number(status.code)),

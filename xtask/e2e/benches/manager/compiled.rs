@@ -35,6 +35,7 @@ pub(crate) fn measure(configs: usize, pods: usize) {
     let world = World {
         configs: &shards,
         breakers: &[],
+        injections: &[],
         members: &members,
         namespaces: &namespaces,
         first_ordinals: &first_ordinals,

@@ -155,7 +155,12 @@ impl Bed {
 
 /// Lets only what `selector` matches be seen of config maps and widgets.
 pub(crate) fn write_policy(pki: &Pki, name: &str, selector: &str) {
-    let policy = json!({"limits": [{
+    write_faulty(pki, name, selector, 0, &json!([]));
+}
+
+/// The same, with faults, in this epoch.
+pub(crate) fn write_faulty(pki: &Pki, name: &str, selector: &str, epoch: u64, faults: &Value) {
+    let policy = json!({"epoch": epoch, "faults": faults, "limits": [{
         "relateResources": [
             {"apiGroups": [""], "resources": ["configmaps"]},
             {"apiGroups": [WIDGETS], "resources": ["widgets"]},

@@ -172,20 +172,20 @@ fn audited(cluster: &ControlPlane) -> usize {
 }
 
 /// A cluster with an operator of two pods; the proxy of one of them is started by the test.
-struct Bed {
-    cluster: ControlPlane,
-    client: Client,
-    settings: ProxySettings,
-    pod: TestPod,
+pub(crate) struct Bed {
+    pub(crate) cluster: ControlPlane,
+    pub(crate) client: Client,
+    pub(crate) settings: ProxySettings,
+    pub(crate) pod: TestPod,
     other: TestPod,
     /// A namespace of the pod's shard.
-    team: String,
+    pub(crate) team: String,
     _replica: Replica,
     _folder: TempDir,
 }
 
 impl Bed {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let cluster = ControlPlane::start(&Options { audit: true, ..Options::default() }).unwrap();
         let client = cluster.client().await.unwrap();
         let folder = TempDir::new().unwrap();

@@ -9,6 +9,7 @@ mod audit;
 mod bed;
 mod comeback;
 mod dead;
+mod faults;
 mod follow;
 mod full;
 mod gone;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
-use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
+use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ShardingConfig};
 use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
 use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, ROLES, Scope, yaml};
 use ctrlmesh_manager::labels::POLICY;
@@ -230,7 +230,7 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     let policies: Api<MutatingAdmissionPolicy> = Api::all(client.clone());
     eventually("what labels at once", async || policies.get(POLICY).await.ok()).await;
     fences(client).await;
-    breakers(client).await;
+    breakers_and_faults(client).await;
     // The API server is reached by another name: the authorities are exchanged.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);
     let before = secrets.get(CA_SECRET).await.unwrap().resource_version();
@@ -308,8 +308,8 @@ async fn fences(client: &Client) {
     }
 }
 
-/// Has the managers write the status of two breakers.
-async fn breakers(client: &Client) {
+/// Has the managers write the status of two breakers and of two injections.
+async fn breakers_and_faults(client: &Client) {
     let breakers: Api<CircuitBreaker> = Api::namespaced(client.clone(), OPERATOR);
     for name in ["breaker-a", "breaker-b"] {
         let all = json!({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"], "namespaces": ["*"]});
@@ -318,6 +318,13 @@ async fn breakers(client: &Client) {
         let breaker = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
         breakers.create(&PostParams::default(), &breaker).await.unwrap();
         eventually("its status", async || breakers.get(name).await.ok()?.status).await;
+    }
+    let injections: Api<FaultInjection> = Api::namespaced(client.clone(), OPERATOR);
+    for name in ["faults-a", "faults-b"] {
+        let spec = json!({"selector": {"matchLabels": {"app": "none"}}, "disabled": true});
+        let injection = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        injections.create(&PostParams::default(), &injection).await.unwrap();
+        eventually("its status", async || injections.get(name).await.ok()?.status).await;
     }
 }
 

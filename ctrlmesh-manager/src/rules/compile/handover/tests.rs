@@ -247,6 +247,7 @@ fn nothing_is_decided_before_the_unenrolled_pods_are_known() {
     let world = World {
         configs: &manifests.configs,
         breakers: &manifests.breakers,
+        injections: &manifests.injections,
         members: &[enrolled("op-0")],
         namespaces: &BTreeSet::new(),
         first_ordinals: &BTreeMap::new(),

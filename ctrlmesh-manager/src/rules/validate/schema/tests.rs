@@ -99,7 +99,7 @@ fn faults_that_the_schema_refuses_are_refused() {
     assert_eq!(fault(json!({"delay": delay})), Vec::<String>::new());
     let matches = |http: Value| json!({"delay": {"fixedDelay": "1s"}, "match": {"httpMatch": [http]}});
     let cases = [
-        (json!({"name": "a"}), "spec.httpFault[0].delay: at least one of delay and abort"),
+        (json!({"name": "a"}), "spec.httpFault[0].delay: at least one of delay, abort and apiFault"),
         (json!({"delay": {"fixedDelay": "-1s"}}), "spec.httpFault[0].delay.fixedDelay: \"-1s\" must be"),
         (
             json!({"delay": {"fixedDelay": "1s", "percent": "101"}}),

@@ -18,7 +18,8 @@ enum Step {
     Divides,
 }
 
-/// Of which division a policy is, and its part there.
+/// Of which division a policy is, and its part there. Generation 0: nothing is divided yet. `None`: it is not the
+/// group's.
 type Policy = (Option<i64>, Option<u32>);
 
 #[derive(Debug)]
@@ -41,7 +42,10 @@ struct Group {
 impl Group {
     /// The policy of a pod that follows from what is written.
     fn policy(&self, pod: &Pod) -> Policy {
-        let Some(division) = self.division.as_ref().filter(|_| pod.is_member) else { return (None, None) };
+        if !pod.is_member {
+            return (None, None);
+        }
+        let Some(division) = &self.division else { return (Some(0), None) };
         let has_part = division.pods.iter().any(|one| one.uid == pod.uid);
         (Some(division.generation), has_part.then_some(division.parts))
     }
@@ -51,7 +55,8 @@ impl Group {
         self.now += 10_000;
         let sharer = |pod: &Pod| Sharer {
             pod: DivisionPod { name: pod.uid.clone(), uid: pod.uid.clone() },
-            acknowledged: pod.enforced == Some(self.policy(pod)),
+            // An older receipt is the same while another policy is under way. That is a known gap.
+            acknowledged: pod.enforced == Some(self.policy(pod)) && pod.sent == pod.enforced,
             is_member: pod.is_member,
         };
         let known = |pod: &&Pod| {

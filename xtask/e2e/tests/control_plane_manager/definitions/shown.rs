@@ -127,8 +127,8 @@ fn rows() -> [Row; 4] {
         Row {
             kind: "FaultInjection",
             manifest: json!({"metadata": {"name": "a"}, "spec": {"selector": selector, "disabled": true}}),
-            status: json!({}),
-            cells: json!([["Disabled", true], ["Selector", r#"{"app":"a","tier":"b"}"#]]),
+            status: json!({"conditions": [condition("Programmed", "True")]}),
+            cells: json!([["Disabled", true], ["Selector", r#"{"app":"a","tier":"b"}"#], ["Programmed", "True"]]),
         },
         Row {
             kind: "ShardingConfig",

@@ -54,6 +54,7 @@ impl Bed {
         let world = World {
             configs: &manifests.configs,
             breakers: &manifests.breakers,
+            injections: &manifests.injections,
             members: &self.enrolled,
             namespaces: &["shop".to_owned(), "pay".to_owned()].into(),
             first_ordinals: &BTreeMap::new(),

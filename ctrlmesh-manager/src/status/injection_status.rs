@@ -1,0 +1,68 @@
+//! Computes the status of a FaultInjection from what the proxies acknowledge.
+
+use ctrlmesh_common::api::{FaultInjection, FaultInjectionStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::cluster::cache::{Cache, CachedInjection};
+use crate::rules::injection::Injection;
+use crate::status::cluster_writer::EventNote;
+use crate::status::finding::condition;
+use crate::status::rules_writer::RulesKind;
+use crate::status::targets::{self, MAX_PODS, Observed, Selection};
+
+impl RulesKind for FaultInjection {
+    type Read = Injection;
+    type Status = FaultInjectionStatus;
+
+    fn cached(cache: &Cache) -> Vec<CachedInjection> {
+        cache.injections()
+    }
+
+    fn status(&self) -> Option<&FaultInjectionStatus> {
+        self.status.as_ref()
+    }
+
+    fn set_status(&mut self, status: FaultInjectionStatus, written: Time) {
+        self.status = Some(FaultInjectionStatus { last_updated_time: Some(written), ..status });
+    }
+
+    /// Everything but the time of the write.
+    fn compute(cached: &CachedInjection, observed: Observed<'_>) -> FaultInjectionStatus {
+        let CachedInjection { object, read } = cached;
+        let nothing = FaultInjectionStatus::default();
+        let before = object.status.as_ref().unwrap_or(&nothing);
+        let hash = read.selector.as_ref().map(|_| targets::hash(&read.faults));
+        let name = format!("FaultInjection {}", read.name);
+        let selection = Selection {
+            object: &name,
+            namespace: &read.namespace,
+            selector: read.selector.as_ref(),
+            errors: &read.errors,
+            is_planned: observed.plan.snapshot.injections.contains(read),
+        };
+        let targets = observed.targets(selection, &before.target_status);
+        let programmed = targets::obstacle(selection, &targets, observed.plan);
+        let programmed = programmed.unwrap_or_else(|| targets::acknowledged(&targets, hash.as_ref()));
+        let (generation, known) = (object.metadata.generation, &before.conditions);
+        let conditions = [("Accepted", targets::accepted(selection)), ("Programmed", programmed)];
+        let conditions = conditions.map(|(kind, finding)| condition(kind, finding, generation, known, observed.now));
+        FaultInjectionStatus {
+            observed_generation: generation,
+            last_updated_time: before.last_updated_time.clone(),
+            current_spec_hash: hash.clone(),
+            conditions: conditions.into(),
+            target_status: targets.iter().take(MAX_PODS).map(|target| target.status(hash.as_ref())).collect(),
+        }
+    }
+
+    fn differ_in_counts_only(_before: &FaultInjectionStatus, _after: &FaultInjectionStatus) -> bool {
+        false
+    }
+
+    fn events(_before: &FaultInjectionStatus, _after: &FaultInjectionStatus) -> Vec<EventNote> {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests;

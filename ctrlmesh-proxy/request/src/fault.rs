@@ -1,0 +1,238 @@
+//! Decides which faults a request meets.
+//!
+//! Pure: the time and the dice are values. Faults are done in order of their list. Delays add up; the first that answers
+//! the request ends.
+
+use ctrlmesh_common::policy::Fault;
+use ctrlmesh_common::policy::fault::{self, ApiFaultKind, FaultError, Share, TextMatch, WHOLE};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use regex::Regex;
+
+use crate::guard::matches;
+use crate::request::RequestInfo;
+use crate::rewrite::status::Status;
+
+mod answer;
+mod times;
+
+/// The faults of one pod.
+#[derive(Debug, Default)]
+pub struct Faults {
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    fault: Fault,
+    http: Vec<HttpRule>,
+    /// Of the times, where there are any.
+    zone: TimeZone,
+}
+
+#[derive(Debug)]
+struct HttpRule {
+    host: Option<TextRule>,
+    path: Option<TextRule>,
+    method: Option<String>,
+    headers: Vec<fault::HeaderMatch>,
+}
+
+#[derive(Debug)]
+enum TextRule {
+    Exact(String),
+    Regex(Regex),
+}
+
+/// A request, as faults match it.
+#[derive(Clone, Copy)]
+pub struct FaultyRequest<'a> {
+    pub info: &'a RequestInfo<'a>,
+    pub method: &'a str,
+    /// Without its port.
+    pub host: &'a str,
+    pub path: &'a str,
+    /// Whether the request has this header with this value.
+    pub has_header: &'a dyn Fn(&str, &str) -> bool,
+    pub is_for_lock: bool,
+}
+
+/// What is done to one request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// How long it waits, in nanoseconds.
+    pub delay: u64,
+    /// The answer, where the API server does not see the request.
+    pub answer: Option<Box<Status>>,
+    /// What is done to the API server's answer.
+    pub on_answer: Vec<ApiFaultKind>,
+    /// What is done, in order.
+    pub hits: Vec<Hit>,
+}
+
+/// What a fault does to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// Which of the faults.
+    pub rule: usize,
+    pub what: What,
+}
+
+/// A part of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Delay,
+    Abort,
+    Api(ApiFaultKind),
+}
+
+impl Faults {
+    /// # Errors
+    /// The first fault that cannot be done.
+    pub fn new(faults: &[Fault]) -> Result<Self, FaultError> {
+        Ok(Self { rules: faults.iter().map(Rule::new).collect::<Result<_, _>>()? })
+    }
+
+    /// Its name: `NAMESPACE/INJECTION/FAULT`.
+    pub fn name(&self, rule: usize) -> Option<String> {
+        Some(self.rules.get(rule)?.fault.full_name())
+    }
+
+    /// Whether `other` has everything that hits a request here.
+    pub fn still_hit(&self, effects: &Effects, other: &Self) -> bool {
+        let is_there = |hit: &Hit| {
+            let ours = self.rules.get(hit.rule);
+            ours.is_some_and(|ours| other.rules.iter().any(|theirs| theirs.fault == ours.fault))
+        };
+        effects.hits.iter().all(is_there)
+    }
+
+    /// What `request` meets `now`; `dice` gives a number below [`WHOLE`].
+    pub fn effects(&self, request: FaultyRequest<'_>, now: Timestamp, dice: &mut dyn FnMut() -> Share) -> Effects {
+        let mut effects = Effects::default();
+        for (at, rule) in self.rules.iter().enumerate().filter(|(_, rule)| rule.is_met(request, now)) {
+            let mut hits = |share: Share| share >= WHOLE || dice() < share;
+            if let Some(delay) = rule.fault.delay.filter(|delay| hits(delay.share)) {
+                let jitter = u128::from(delay.jitter_nanoseconds) * u128::from(dice()) / u128::from(WHOLE);
+                let jitter = u64::try_from(jitter).unwrap_or(u64::MAX);
+                effects.delay = effects.delay.saturating_add(delay.nanoseconds).saturating_add(jitter);
+                effects.hits.push(Hit { rule: at, what: What::Delay });
+            }
+            let mut hits = |share: Share| share >= WHOLE || dice() < share;
+            if let Some(abort) = rule.fault.abort.filter(|abort| hits(abort.share)) {
+                effects.answer_with(at, What::Abort, answer::aborted(&rule.fault, abort.status, request.info));
+                break;
+            }
+            let fault = rule.fault.api_fault.filter(|fault| can_meet(fault.kind, request.info));
+            let Some(kind) = fault.filter(|fault| hits(fault.share)).map(|fault| fault.kind) else { continue };
+            if let Some(answer) = answer::of_api(&rule.fault, kind, request.info) {
+                effects.answer_with(at, What::Api(kind), answer);
+                break;
+            }
+            effects.on_answer.push(kind);
+            effects.hits.push(Hit { rule: at, what: What::Api(kind) });
+        }
+        effects
+    }
+}
+
+impl Effects {
+    /// There is no answer of the API server then.
+    fn answer_with(&mut self, rule: usize, what: What, answer: Status) {
+        self.on_answer.clear();
+        self.hits.retain(|hit| hit.what == What::Delay);
+        self.hits.push(Hit { rule, what });
+        self.answer = Some(Box::new(answer));
+    }
+}
+
+impl What {
+    /// As metrics have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Delay => "delay",
+            Self::Abort => "abort",
+            Self::Api(ApiFaultKind::AnswerLost) => "answer_lost",
+            Self::Api(ApiFaultKind::ExpireWatch) => "expire_watch",
+            Self::Api(ApiFaultKind::CutWatch { .. }) => "cut_watch",
+            Self::Api(ApiFaultKind::DelayEvents { .. }) => "delay_events",
+            Self::Api(ApiFaultKind::Conflict) => "conflict",
+            Self::Api(ApiFaultKind::SlowBody { .. }) => "slow_body",
+            Self::Api(ApiFaultKind::TooManyRequests { .. }) => "too_many_requests",
+            Self::Api(ApiFaultKind::GoAway) => "go_away",
+        }
+    }
+}
+
+/// Whether an API server does that to such requests.
+fn can_meet(kind: ApiFaultKind, info: &RequestInfo<'_>) -> bool {
+    match kind {
+        ApiFaultKind::ExpireWatch | ApiFaultKind::CutWatch { .. } | ApiFaultKind::DelayEvents { .. } => info.is_watch(),
+        ApiFaultKind::AnswerLost => !info.is_long_running(),
+        ApiFaultKind::Conflict => info.is_resource_request() && matches!(info.verb(), "update" | "patch"),
+        ApiFaultKind::SlowBody { .. } | ApiFaultKind::TooManyRequests { .. } | ApiFaultKind::GoAway => true,
+    }
+}
+
+impl Rule {
+    fn new(fault: &Fault) -> Result<Self, FaultError> {
+        fault.check()?;
+        let http = fault.http.iter().map(HttpRule::new).collect::<Result<_, _>>()?;
+        let zone = fault.times.as_ref().and_then(|times| TimeZone::get(&times.zone).ok());
+        Ok(Self { fault: fault.clone(), http, zone: zone.unwrap_or(TimeZone::UTC) })
+    }
+
+    fn is_met(&self, request: FaultyRequest<'_>, now: Timestamp) -> bool {
+        let Fault { requests, times, includes_lock, .. } = &self.fault;
+        (*includes_lock || !request.is_for_lock)
+            && (requests.is_empty() || matches(requests, request.info))
+            && (self.http.is_empty() || self.http.iter().any(|http| http.matches(request)))
+            && times.as_ref().is_none_or(|times| times::hold(times, &now.to_zoned(self.zone.clone())))
+    }
+}
+
+impl HttpRule {
+    fn new(spec: &fault::HttpMatch) -> Result<Self, FaultError> {
+        let text = |text: &Option<TextMatch>| text.as_ref().map(TextRule::new).transpose();
+        Ok(Self {
+            host: text(&spec.host)?,
+            path: text(&spec.path)?,
+            method: spec.method.clone(),
+            headers: spec.headers.clone(),
+        })
+    }
+
+    fn matches(&self, request: FaultyRequest<'_>) -> bool {
+        self.method.as_ref().is_none_or(|method| method == request.method)
+            && self.host.as_ref().is_none_or(|host| host.matches_host(request.host))
+            && self.path.as_ref().is_none_or(|path| path.matches(request.path))
+            && self.headers.iter().all(|header| (request.has_header)(&header.name, &header.value))
+    }
+}
+
+impl TextRule {
+    fn new(spec: &TextMatch) -> Result<Self, FaultError> {
+        Ok(match spec {
+            TextMatch::Exact(text) => Self::Exact(text.clone()),
+            TextMatch::Regex(regex) => Self::Regex(fault::whole_match(regex)?),
+        })
+    }
+
+    fn matches(&self, text: &str) -> bool {
+        match self {
+            Self::Exact(exact) => exact == text,
+            Self::Regex(regex) => regex.is_match(text),
+        }
+    }
+
+    /// Case does not count in the names of hosts.
+    fn matches_host(&self, host: &str) -> bool {
+        match self {
+            Self::Exact(exact) => exact.eq_ignore_ascii_case(host),
+            Self::Regex(regex) => regex.is_match(&host.to_ascii_lowercase()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

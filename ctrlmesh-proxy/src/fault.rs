@@ -1,0 +1,171 @@
+//! The faults of one pod at work: what of the policy is in force, dice, clock and metrics.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::fault::{ApiFaultKind, WHOLE};
+use ctrlmesh_request::fault::{Effects, Faults, FaultyRequest};
+use ctrlmesh_request::request::RequestInfo;
+use ctrlmesh_request::rewrite::status::Status;
+use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::sync::lock;
+use http::{Request, header};
+use jiff::Timestamp;
+use tokio::time;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::metrics::Metrics;
+use crate::policy::Current;
+
+/// The longest wait that a timer takes: about a year.
+const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
+
+/// The faults of one pod. Its connections share them.
+#[derive(Debug)]
+pub struct PodFaults {
+    state: Mutex<State>,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+struct State {
+    current: Current,
+    /// The policy whose faults these are.
+    policy: Option<Arc<Policy>>,
+    faults: Arc<Faults>,
+}
+
+/// What one request meets.
+#[derive(Debug)]
+pub(crate) struct MetFaults {
+    of: Arc<PodFaults>,
+    faults: Arc<Faults>,
+    effects: Effects,
+}
+
+impl PodFaults {
+    /// Follows the faults of `current`.
+    pub fn new(current: Current, metrics: &Arc<Metrics>) -> Arc<Self> {
+        let state = State { current, policy: None, faults: Arc::default() };
+        Arc::new(Self { state: Mutex::new(state), metrics: metrics.clone() })
+    }
+
+    /// What a request to `path` meets now.
+    pub(crate) fn met<B>(
+        self: &Arc<Self>,
+        request: &Request<B>,
+        info: &RequestInfo<'_>,
+        path: &str,
+        is_for_lock: bool,
+    ) -> MetFaults {
+        let faults = self.latest();
+        let has_header = |name: &str, value: &str| {
+            request.headers().get_all(name).iter().any(|one| one.as_bytes() == value.as_bytes())
+        };
+        let (method, host) = (request.method().as_str(), host(request));
+        let request = FaultyRequest { info, method, host, path, has_header: &has_header, is_for_lock };
+        let effects = faults.effects(request, Timestamp::now(), &mut || fastrand::u32(..WHOLE));
+        for hit in &effects.hits {
+            let name = faults.name(hit.rule).unwrap_or_default();
+            debug!(fault = name, effect = hit.what.name(), verb = info.verb(), path, "fault injected");
+            self.metrics.faults.injected(&name, hit.what.name());
+        }
+        MetFaults { of: self.clone(), faults, effects }
+    }
+
+    /// Those of the policy that is in force.
+    fn latest(&self) -> Arc<Faults> {
+        let mut state = lock(&self.state);
+        let latest = state.current.borrow_and_update().clone();
+        if state.policy.as_ref().is_none_or(|policy| !Arc::ptr_eq(policy, &latest)) {
+            let before = state.policy.as_ref().map_or(&[][..], |policy| policy.faults());
+            if before != latest.faults() {
+                state.faults = Arc::new(Faults::new(latest.faults()).unwrap_or_else(|error| {
+                    // A policy is checked before it is in force.
+                    warn!(error = &error as &dyn std::error::Error, "no fault is injected");
+                    Faults::default()
+                }));
+            }
+            state.policy = Some(latest);
+        }
+        state.faults.clone()
+    }
+}
+
+impl MetFaults {
+    /// Whether the request is to wait.
+    pub(crate) fn is_delayed(&self) -> bool {
+        self.effects.delay > 0
+    }
+
+    /// Waits for as long as the faults say and hold, or until shutdown begins.
+    pub(crate) async fn wait(&mut self, drain: &Drain) {
+        let delay = Duration::from_nanos(std::mem::take(&mut self.effects.delay));
+        let until = Instant::now() + delay.min(MAX_DELAY);
+        tokio::select! {
+            () = time::sleep_until(until) => {}
+            () = drain.started() => {}
+            () = self.lifted() => self.effects = Effects::default(),
+        }
+    }
+
+    /// Ready once the policy has the faults no more.
+    async fn lifted(&self) {
+        let mut current = lock(&self.of.state).current.clone();
+        while self.faults.still_hit(&self.effects, &self.of.latest()) {
+            if current.changed().await.is_err() {
+                // The policy's source has ended.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// The answer that takes the place of the API server's, if there is one.
+    pub(crate) fn answer(&mut self) -> Option<Box<Status>> {
+        self.effects.answer.take()
+    }
+
+    /// What is done to the API server's answer.
+    pub(crate) fn on_answer(&self) -> &[ApiFaultKind] {
+        &self.effects.on_answer
+    }
+
+    /// Ready once that is done no more.
+    pub(crate) fn into_lifted(self) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(async move { self.lifted().await })
+    }
+}
+
+/// Whom the client talks to, without the port.
+fn host<B>(request: &Request<B>) -> &str {
+    let header = || request.headers().get(header::HOST)?.to_str().ok();
+    let host = request.uri().authority().map(http::uri::Authority::as_str).or_else(header).unwrap_or_default();
+    match host.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_read_without_its_port() {
+        for (host_and_port, expected) in [
+            ("a.b:443", "a.b"),
+            ("a.b", "a.b"),
+            ("[::1]:443", "[::1]"),
+            ("[::1]", "[::1]"),
+            ("10.0.0.1:6443", "10.0.0.1"),
+        ] {
+            let request = Request::builder().header("host", host_and_port).body(()).unwrap();
+            assert_eq!(host(&request), expected, "{host_and_port}");
+            let request = Request::builder().uri(format!("https://{host_and_port}/api")).body(()).unwrap();
+            assert_eq!(host(&request), expected, "{host_and_port}");
+        }
+    }
+}
