@@ -140,7 +140,7 @@ pub struct ApiFault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), regex(pattern = rules::PERCENT))]
     pub percent: Option<String>,
-    /// How much later each event arrives. Required with the type `DelayEvents`.
+    /// How much later each event arrives. Required with the type `DelayEvents`, absent with every other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 32),
@@ -158,11 +158,12 @@ pub struct ApiFault {
     #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
         .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub after: Option<String>,
-    /// How fast the answer arrives. Required with the type `SlowBody`.
+    /// How fast the answer arrives, in bytes: 1 to 1000000000 (1 GB). Required with the type `SlowBody`, absent with
+    /// every other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000), extend("format" = "int64"))]
     pub bytes_per_second: Option<u32>,
-    /// When the client may come again, with the type `TooManyRequests`. Default 1.
+    /// When the client may come again, with the type `TooManyRequests`: 1 to 86400 (a day). Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400), extend("format" = "int64"))]
     pub retry_after_seconds: Option<u32>,
