@@ -1,7 +1,7 @@
 //! Decides which faults a request meets.
 //!
-//! Pure: the time and the dice are values. Faults are done in order of their list. Delays add up; the first that answers
-//! the request ends.
+//! Pure: the time and the dice are values. Faults are done in order of their list. Delays add up; the first that
+//! answers the request ends.
 
 use ctrlmesh_common::policy::Fault;
 use ctrlmesh_common::policy::fault::{self, ApiFaultKind, FaultError, Share, TextMatch, WHOLE};

@@ -27,15 +27,24 @@ const MAX_HELD_BODY_BYTES: u64 = 64 << 10;
 pub(super) struct AdmittedRequest {
     pub(super) begun: BegunRequest,
     pub(super) plan: Option<Plan>,
-    /// `None` where only the body tells.
-    pub(super) is_for_lock: Option<bool>,
     pub(super) probe: Option<Probe>,
     /// `None` where there are none, or only the body tells whether they hit.
-    pub(super) faults: Option<MetFaults>,
+    pub(super) faults: Option<Box<MetFaults>>,
+}
+
+/// Why a request is not begun yet.
+struct Waiting {
+    /// `None` until the request was put to the faults.
+    faults: Option<Box<MetFaults>>,
+    hold: Option<Box<Hold>>,
+    may_be_held: bool,
+    /// Why it is held.
+    refused: Option<Box<Refused>>,
 }
 
 impl Session {
-    /// Begins a request that policy, faults and guards let pass. While it is delayed or held, nothing of it is under way.
+    /// Begins a request that policy, faults and guards let pass. While it is delayed or held, nothing of it is under
+    /// way.
     pub(super) async fn admitted(
         &self,
         request: &Request<Relay>,
@@ -43,53 +52,87 @@ impl Session {
         target: &PathAndQuery,
         waits: &WaitTime,
     ) -> Result<AdmittedRequest, Failure> {
-        let (mut hold, mut may_be_held) = (None::<Box<Hold>>, is_small(request));
-        let mut faults = None::<MetFaults>;
-        loop {
-            let begun = self.policy.begin(info);
-            self.check_confirmed(begun.validity.as_ref(), info, target)?;
-            let plan = match self.decide(&begun.policy, request, info, target, waits).await {
-                Decision::Pass => None,
-                Decision::Rewrite(plan) => Some(plan),
-                Decision::Refuse(refusal) => return Err(self.refuse(info, target, refusal)),
-            };
-            let lock = plan.as_ref().and_then(|plan| plan.lock.as_ref());
-            // Where only the body tells whether the request is for the lock, the guards wait for it.
-            let is_for_lock = lock.map_or(Some(false), LockPlan::is_for_lock);
-            if let Some(is_for_lock) = is_for_lock.filter(|_| !begun.policy.faults().is_empty()) {
-                let met = faults.get_or_insert_with(|| self.faults.met(request, info, target.path(), is_for_lock));
-                if met.is_delayed() {
-                    drop((begun, plan));
-                    waits.measure(Box::pin(met.wait(&self.server.drain))).await;
-                    continue;
-                }
-                met.answer().map_or(Ok(()), |answer| Err(Failure::Injected(answer)))?;
+        let may_be_held = is_small(request);
+        let mut waiting = Waiting { faults: None, hold: None, may_be_held, refused: None };
+        let admitted = loop {
+            let begun = self.begin(request, info, target, waits, &mut waiting);
+            if let Some(admitted) = begun.await.transpose() {
+                break admitted;
             }
-            if is_for_lock != Some(false) || begun.policy.guards().is_empty() {
-                return Ok(AdmittedRequest { begun, plan, is_for_lock, probe: None, faults });
+            waits.measure(Box::pin(self.wait(&mut waiting))).await;
+        };
+        drop(waiting);
+        admitted
+    }
+
+    /// Begins a request; `None` where it has to wait before.
+    async fn begin(
+        &self,
+        request: &Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        waits: &WaitTime,
+        waiting: &mut Waiting,
+    ) -> Result<Option<AdmittedRequest>, Failure> {
+        let begun = self.policy.begin(info);
+        self.check_confirmed(begun.validity.as_ref(), info, target)?;
+        let plan = match self.decide(&begun.policy, request, info, target, waits).await {
+            Decision::Pass => None,
+            Decision::Rewrite(plan) => Some(plan),
+            Decision::Refuse(refusal) => return Err(self.refuse(info, target, refusal)),
+        };
+        let lock = plan.as_ref().and_then(|plan| plan.lock.as_ref());
+        // Where only the body tells whether the request is for the lock, faults and guards wait for it.
+        let is_for_lock = lock.map_or(Some(false), LockPlan::is_for_lock);
+        if let Some(is_for_lock) = is_for_lock.filter(|_| !begun.policy.faults().is_empty()) {
+            let met = || Box::new(self.faults.met(request, info, target.path(), is_for_lock));
+            let met = waiting.faults.get_or_insert_with(met);
+            if met.is_delayed() {
+                return Ok(None);
             }
-            // Once shutdown has begun, the policy is followed no more.
-            may_be_held &= !self.server.drain.has_started() && hold.as_deref_mut().is_none_or(Hold::goes_on);
-            match (self.guards.admit(info, may_be_held), &mut hold) {
-                (Ok(probe), _) => return Ok(AdmittedRequest { begun, plan, is_for_lock, probe, faults }),
-                // Asks once more, so that no change is missed.
-                (Err(refused), None) if may_be_held && refused.holds => {
-                    hold = self.guards.hold().map(Box::new);
-                    may_be_held = hold.is_some();
+            met.answer().map_or(Ok(()), |answer| Err(Failure::Injected(answer)))?;
+        }
+        let mut probe = None;
+        if is_for_lock == Some(false) && !begun.policy.guards().is_empty() {
+            match self.ask_guards(info, waiting) {
+                Ok(asked) => probe = asked,
+                Err(refused) if waiting.may_be_held && refused.holds => {
+                    waiting.refused = Some(Box::new(refused));
+                    return Ok(None);
                 }
-                (Err(refused), Some(hold)) if may_be_held && refused.holds => {
-                    drop((begun, plan));
-                    waits.measure(Box::pin(self.held(hold, &refused))).await;
-                }
-                (Err(refused), _) => return Err(self.refuse(info, target, Refusal::Guarded(Box::new(refused)))),
+                Err(refused) => return Err(self.refuse(info, target, Refusal::Guarded(Box::new(refused)))),
             }
+        }
+        Ok(Some(AdmittedRequest { begun, plan, probe, faults: waiting.faults.take() }))
+    }
+
+    /// Asks the guards; where the request may be held, a second time, so that no change is missed.
+    fn ask_guards(&self, info: &RequestInfo<'_>, waiting: &mut Waiting) -> Result<Option<Probe>, Refused> {
+        let Waiting { hold, may_be_held, .. } = waiting;
+        // Once shutdown has begun, the policy is followed no more.
+        *may_be_held &= !self.server.drain.has_started() && hold.as_deref_mut().is_none_or(Hold::goes_on);
+        let asked = self.guards.admit(info, *may_be_held);
+        match &asked {
+            Err(refused) if *may_be_held && refused.holds && hold.is_none() => {
+                *hold = self.guards.hold().map(Box::new);
+                *may_be_held = hold.as_deref_mut().is_some_and(Hold::goes_on);
+                self.guards.admit(info, *may_be_held)
+            }
+            _ => asked,
         }
     }
 
-    async fn held(&self, hold: &mut Hold, refused: &Refused) {
-        tokio::select! {
-            () = hold.wait(refused) => {}
-            () = self.server.drain.started() => {}
+    /// Waits until the request may be begun anew.
+    async fn wait(&self, waiting: &mut Waiting) {
+        match (&mut waiting.faults, waiting.refused.take(), &mut waiting.hold) {
+            (Some(met), _, _) if met.is_delayed() => met.wait(&self.server.drain).await,
+            (_, Some(refused), Some(hold)) => {
+                tokio::select! {
+                    () = hold.wait(&refused) => {}
+                    () = self.server.drain.started() => {}
+                }
+            }
+            _ => {}
         }
     }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ctrlmesh_common::policy::fault::ApiFaultKind;
 use ctrlmesh_request::decide;
-use ctrlmesh_request::decide::{Plan, Refusal, Rename};
+use ctrlmesh_request::decide::{LockPlan, Plan, Refusal, Rename};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use http::uri::PathAndQuery;
@@ -50,7 +50,7 @@ struct Pending {
     validity: Option<Validity>,
     probe: Option<Probe>,
     /// What is done to the answer.
-    faults: Option<MetFaults>,
+    faults: Option<Box<MetFaults>>,
     is_list: bool,
     /// Without a response timeout.
     long_running: bool,
@@ -110,7 +110,7 @@ impl Session {
         if let Some(probe) = &mut pending.probe {
             probe.sent();
         }
-        let took = start.elapsed();
+        let took = start.elapsed().saturating_sub(pending.waits.total());
         let (write, faults) = (pending.write.take(), pending.faults.take());
         let long_running = pending.long_running;
         let response = match &write {
@@ -133,7 +133,7 @@ impl Session {
         if let Some(probe) = pending.probe.take() {
             probe.answered(response.status());
         }
-        for fault in faults.iter().flat_map(MetFaults::on_answer) {
+        for fault in faults.iter().flat_map(|met| met.on_answer()) {
             match fault {
                 ApiFaultKind::AnswerLost => return Err(Failure::AnswerLost),
                 ApiFaultKind::GoAway => self.leaving.notify_one(),
@@ -146,13 +146,12 @@ impl Session {
             self.policy.answered(reading, info);
         }
         let waits = WaitTime::default();
-        let waited = pending.waits.total();
         let response = self.finish(response, pending, &waits).await;
         let took = took + answered.elapsed();
-        self.server.metrics.added(took.saturating_sub(waited + waits.total()));
+        self.server.metrics.added(took.saturating_sub(waits.total()));
         let Some(faults) = faults else { return response };
         let unread = self.resources.unread.budget();
-        response.map(|response| response.map(|content| Shaped::of(content, faults, unread)))
+        response.map(|response| response.map(|content| Shaped::of(content, *faults, unread)))
     }
 
     async fn send(
@@ -179,8 +178,7 @@ impl Session {
     ) -> Result<(Request<Relay>, Pending), Failure> {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
-        let AdmittedRequest { begun, plan, is_for_lock, probe, faults } =
-            self.admitted(&request, info, target, &waits).await?;
+        let AdmittedRequest { begun, plan, probe, faults } = self.admitted(&request, info, target, &waits).await?;
         let BegunRequest { mut reading, write, validity, .. } = begun;
         // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
@@ -202,18 +200,31 @@ impl Session {
             metrics.injected.inc();
         }
         if let Some(plan) = plan.lock {
-            let renaming = Box::pin(lock::request(self, request, info, &plan, &pending.waits));
-            let renamed = renaming.await.map_err(|error| match error {
-                LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(refused)),
-                error => Failure::Lock(error),
-            })?;
-            request = renamed.request;
-            if is_for_lock.is_none() {
-                Box::pin(self.admit_late(&request, info, target, renamed.holds_lock, &mut pending)).await?;
-            }
-            pending.rename = Some(plan.rename);
+            request = Box::pin(self.renamed(request, info, target, plan, &mut pending)).await?;
         }
         Ok((request, pending))
+    }
+
+    /// Renames the leader-election lock. Where only the body tells whether the request is for the lock, it is put to
+    /// faults and guards then.
+    async fn renamed(
+        &self,
+        request: Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        plan: LockPlan,
+        pending: &mut Pending,
+    ) -> Result<Request<Relay>, Failure> {
+        let renamed = lock::request(self, request, info, &plan, &pending.waits).await;
+        let renamed = renamed.map_err(|error| match error {
+            LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(refused)),
+            error => Failure::Lock(error),
+        })?;
+        if plan.is_for_lock().is_none() {
+            self.admit_late(&renamed.request, info, target, renamed.holds_lock, pending).await?;
+        }
+        pending.rename = Some(plan.rename);
+        Ok(renamed.request)
     }
 
     /// Asks faults and guards about a request of which only the body told whether it is for the lock.
@@ -235,7 +246,7 @@ impl Session {
             }
         }
         met.answer().map_or(Ok(()), |answer| Err(Failure::Injected(answer)))?;
-        pending.faults = Some(met);
+        pending.faults = Some(Box::new(met));
         if !is_for_lock {
             let refused = |refused| self.refuse(info, target, Refusal::Guarded(Box::new(refused)));
             pending.probe = self.guards.admit(info, false).map_err(refused)?;
