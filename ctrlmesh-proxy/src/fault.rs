@@ -23,6 +23,9 @@ use crate::policy::Current;
 /// The longest wait that a timer takes: about a year.
 const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
 
+/// Between two looks at the clock, where a fault has times.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The faults of one pod. Its connections share them.
 #[derive(Debug)]
 pub struct PodFaults {
@@ -42,6 +45,8 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct MetFaults {
     of: Arc<PodFaults>,
+    /// The policy with the faults.
+    policy: Arc<Policy>,
     faults: Arc<Faults>,
     effects: Effects,
 }
@@ -61,7 +66,7 @@ impl PodFaults {
         path: &str,
         is_for_lock: bool,
     ) -> MetFaults {
-        let faults = self.latest();
+        let (policy, faults) = self.latest();
         let has_header = |name: &str, value: &str| {
             request.headers().get_all(name).iter().any(|one| one.as_bytes() == value.as_bytes())
         };
@@ -73,11 +78,11 @@ impl PodFaults {
             debug!(fault = name, effect = hit.what.name(), verb = info.verb(), path, "fault injected");
             self.metrics.faults.injected(&name, hit.what.name());
         }
-        MetFaults { of: self.clone(), faults, effects }
+        MetFaults { of: self.clone(), policy, faults, effects }
     }
 
-    /// Those of the policy that is in force.
-    fn latest(&self) -> Arc<Faults> {
+    /// The policy that is in force, and its faults.
+    fn latest(&self) -> (Arc<Policy>, Arc<Faults>) {
         let mut state = lock(&self.state);
         let latest = state.current.borrow_and_update().clone();
         if state.policy.as_ref().is_none_or(|policy| !Arc::ptr_eq(policy, &latest)) {
@@ -89,9 +94,9 @@ impl PodFaults {
                     Faults::default()
                 }));
             }
-            state.policy = Some(latest);
+            state.policy = Some(latest.clone());
         }
-        state.faults.clone()
+        (latest, state.faults.clone())
     }
 }
 
@@ -108,17 +113,29 @@ impl MetFaults {
         tokio::select! {
             () = time::sleep_until(until) => {}
             () = drain.started() => {}
-            () = self.lifted() => self.effects = Effects::default(),
+            () = self.lifted(|_policy| false) => self.effects = Effects::default(),
         }
     }
 
-    /// Ready once the policy has the faults no more.
-    async fn lifted(&self) {
+    /// Ready once the policy has the faults no more, once their time is over, or once it `ends` them otherwise.
+    async fn lifted(&self, ends: impl Fn(&Policy) -> bool) {
         let mut current = lock(&self.of.state).current.clone();
-        while self.faults.still_hit(&self.effects, &self.of.latest()) {
-            if current.changed().await.is_err() {
-                // The policy's source has ended.
-                std::future::pending::<()>().await;
+        let have_times = self.faults.have_times(&self.effects);
+        loop {
+            let (policy, faults) = self.of.latest();
+            if !self.faults.still_hit(&self.effects, &faults, Timestamp::now()) || ends(&policy) {
+                return;
+            }
+            let changed = async {
+                if current.changed().await.is_err() {
+                    // The policy's source has ended.
+                    std::future::pending::<()>().await;
+                }
+            };
+            if have_times {
+                drop(time::timeout(CLOCK_INTERVAL, changed).await);
+            } else {
+                changed.await;
             }
         }
     }
@@ -133,9 +150,15 @@ impl MetFaults {
         &self.effects.on_answer
     }
 
-    /// Ready once that is done no more.
-    pub(crate) fn into_lifted(self) -> Pin<Box<dyn Future<Output = ()>>> {
-        Box::pin(async move { self.lifted().await })
+    /// Ready once that is done no more: also once shutdown begins, and once another policy changes what the client
+    /// sees. What it may see no more is to reach it without a delay.
+    pub(crate) fn into_lifted(self, drain: Drain) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(async move {
+            tokio::select! {
+                () = self.lifted(|policy| !policy.means_the_same(&self.policy)) => {}
+                () = drain.started() => {}
+            }
+        })
     }
 }
 

@@ -212,7 +212,7 @@ pub struct FaultResources {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub api_groups: Vec<String>,
-    /// Namespaces; `"*"` is every namespace. Absent or empty: every namespace, and what is in none. At most 1024.
+    /// Namespaces; `"*"` is every namespace, and what is in none. Absent or empty: the same as `"*"`. At most 1024.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub namespaces: Vec<String>,

@@ -247,7 +247,7 @@ impl Fault {
 /// If it is none, or takes too much memory.
 pub fn whole_match(text: &str) -> Result<Regex, FaultError> {
     let built = RegexBuilder::new(&format!(r"\A(?:{text})\z"))
-        .size_limit(2 * MAX_REGEX_BYTES)
+        .size_limit(MAX_REGEX_BYTES)
         .dfa_size_limit(MAX_REGEX_BYTES / 16)
         .build();
     built.map_err(|error| FaultError::Regex { text: text.to_owned(), reason: error.to_string() })

@@ -98,13 +98,19 @@ impl Faults {
         Some(self.rules.get(rule)?.fault.full_name())
     }
 
-    /// Whether `other` has everything that hits a request here.
-    pub fn still_hit(&self, effects: &Effects, other: &Self) -> bool {
+    /// Whether `other` has everything that hits a request here, and all of it is still done `now`.
+    pub fn still_hit(&self, effects: &Effects, other: &Self, now: Timestamp) -> bool {
         let is_there = |hit: &Hit| {
-            let ours = self.rules.get(hit.rule);
+            let ours = self.rules.get(hit.rule).filter(|ours| ours.is_time(now));
             ours.is_some_and(|ours| other.rules.iter().any(|theirs| theirs.fault == ours.fault))
         };
         effects.hits.iter().all(is_there)
+    }
+
+    /// Whether time alone may end what hits a request.
+    pub fn have_times(&self, effects: &Effects) -> bool {
+        let mut rules = effects.hits.iter().filter_map(|hit| self.rules.get(hit.rule));
+        rules.any(|rule| rule.fault.times.is_some())
     }
 
     /// What `request` meets `now`; `dice` gives a number below [`WHOLE`].
@@ -170,7 +176,9 @@ fn can_meet(kind: ApiFaultKind, info: &RequestInfo<'_>) -> bool {
         ApiFaultKind::ExpireWatch | ApiFaultKind::CutWatch { .. } | ApiFaultKind::DelayEvents { .. } => info.is_watch(),
         ApiFaultKind::AnswerLost => !info.is_long_running(),
         ApiFaultKind::Conflict => info.is_resource_request() && matches!(info.verb(), "update" | "patch"),
-        ApiFaultKind::SlowBody { .. } | ApiFaultKind::TooManyRequests { .. } | ApiFaultKind::GoAway => true,
+        // The bytes of an upgraded connection are no body.
+        ApiFaultKind::SlowBody { .. } => info.is_watch() || !info.is_long_running(),
+        ApiFaultKind::TooManyRequests { .. } | ApiFaultKind::GoAway => true,
     }
 }
 
@@ -183,11 +191,16 @@ impl Rule {
     }
 
     fn is_met(&self, request: FaultyRequest<'_>, now: Timestamp) -> bool {
-        let Fault { requests, times, includes_lock, .. } = &self.fault;
+        let Fault { requests, includes_lock, .. } = &self.fault;
         (*includes_lock || !request.is_for_lock)
             && (requests.is_empty() || matches(requests, request.info))
             && (self.http.is_empty() || self.http.iter().any(|http| http.matches(request)))
-            && times.as_ref().is_none_or(|times| times::hold(times, &now.to_zoned(self.zone.clone())))
+            && self.is_time(now)
+    }
+
+    fn is_time(&self, now: Timestamp) -> bool {
+        let times = self.fault.times.as_ref();
+        times.is_none_or(|times| times::hold(times, &now.to_zoned(self.zone.clone())))
     }
 }
 

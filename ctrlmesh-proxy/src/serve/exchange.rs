@@ -10,6 +10,7 @@ use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, header};
+use hyper::body::Body as _;
 use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
@@ -150,8 +151,10 @@ impl Session {
         let took = took + answered.elapsed();
         self.server.metrics.added(took.saturating_sub(waits.total()));
         let Some(faults) = faults else { return response };
-        let unread = self.resources.unread.budget();
-        response.map(|response| response.map(|content| Shaped::of(content, *faults, unread)))
+        response.map(|response| {
+            let is_ok = response.status() == StatusCode::OK;
+            response.map(|content| Shaped::of(content, is_ok, *faults, self))
+        })
     }
 
     async fn send(
@@ -238,6 +241,8 @@ impl Session {
     ) -> Result<(), Failure> {
         let mut met = self.faults.met(request, info, target.path(), is_for_lock);
         if met.is_delayed() {
+            let bytes = request.body().size_hint().lower().try_into().unwrap_or(usize::MAX);
+            let _held = self.resources.unread.budget().reserve(bytes).ok_or(Failure::Busy)?;
             // Its body is read, so it is under way.
             let waiting = pending.waits.measure(met.wait(&self.server.drain));
             match &pending.write {

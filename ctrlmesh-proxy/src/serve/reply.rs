@@ -67,7 +67,8 @@ impl Content {
     pub(super) fn is_end_stream(&self) -> bool {
         match self {
             Self::Plain(body) => body.is_end_stream(),
-            Self::Watch(_) | Self::LockList(_) | Self::Shaped(_) => false,
+            Self::Watch(_) | Self::LockList(_) => false,
+            Self::Shaped(shaped) => shaped.is_end_stream(),
         }
     }
 }

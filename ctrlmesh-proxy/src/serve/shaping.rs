@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::fault::ApiFaultKind;
+use ctrlmesh_runtime::drain::Drain;
 use hyper::body::Frame;
 use tokio::time;
 use tokio::time::{Instant, Sleep};
@@ -17,6 +18,7 @@ use crate::fault::MetFaults;
 use crate::net::body::BodyError;
 use crate::net::memory_budget::{MemoryBudget, Reservation};
 use crate::serve::reply::Content;
+use crate::session::Session;
 
 /// What is read ahead of a client while its events are delayed, in bytes. Each byte counts as unread.
 const MAX_DELAYED_BYTES: usize = 256 << 10;
@@ -30,6 +32,9 @@ const MISSING_BYTES: usize = 2;
 /// Between the last bytes of a watch that is cut and its end: a reset overtakes what is not sent yet.
 const FLUSH: Duration = Duration::from_millis(100);
 
+/// By how much a slow body may catch up.
+const SLACK: Duration = Duration::from_millis(100);
+
 /// A body, and what is done to it.
 #[derive(Debug)]
 pub(super) struct Shaped {
@@ -40,10 +45,17 @@ pub(super) struct Shaped {
     cut: Option<Cut>,
     bytes_per_second: Option<u32>,
     /// Of a part that is sent slowly.
-    rest: Option<Bytes>,
+    rest: Option<Rest>,
+    budget: Arc<MemoryBudget>,
     /// No part is sent before.
     next: Instant,
     timer: Timer,
+}
+
+#[derive(Debug)]
+struct Rest {
+    bytes: Bytes,
+    reservation: Reservation,
 }
 
 /// Ready once the faults are no more in the policy.
@@ -80,14 +92,24 @@ struct Timer(Option<Pin<Box<Sleep>>>);
 
 impl Shaped {
     /// `content` itself, if nothing is done to it.
-    pub(super) fn of(content: Content, met: MetFaults, budget: &Arc<MemoryBudget>) -> Content {
+    pub(super) fn of(content: Content, is_ok: bool, met: MetFaults, session: &Session) -> Content {
+        Self::within(content, is_ok, met, session.resources.unread.budget(), session.server.drain.clone())
+    }
+
+    fn within(content: Content, is_ok: bool, met: MetFaults, budget: &Arc<MemoryBudget>, drain: Drain) -> Content {
         let now = Instant::now();
         let after = |nanoseconds: u64| now + Duration::from_nanos(nanoseconds).min(Duration::from_hours(24 * 365));
         let (mut delay, mut cut, mut bytes_per_second) = (None, None, None);
         for fault in met.on_answer() {
             match *fault {
-                ApiFaultKind::DelayEvents { nanoseconds } => delay = delay.max(Some(Duration::from_nanos(nanoseconds))),
-                ApiFaultKind::CutWatch { after_nanoseconds } => cut = Some(Cut::After(after(after_nanoseconds))),
+                // An error has no events.
+                ApiFaultKind::DelayEvents { nanoseconds } if is_ok => {
+                    delay = delay.max(Some(Duration::from_nanos(nanoseconds)));
+                }
+                ApiFaultKind::CutWatch { after_nanoseconds } if is_ok => {
+                    let at = after(after_nanoseconds);
+                    cut = Some(cut.map_or(at, |other: Instant| other.min(at)));
+                }
                 ApiFaultKind::SlowBody { bytes_per_second: speed } => {
                     bytes_per_second = Some(bytes_per_second.map_or(speed, |other: u32| other.min(speed)));
                 }
@@ -98,9 +120,9 @@ impl Shaped {
             return content;
         }
         let delay = delay.map(|delay| DelayLine::new(delay, budget.clone()));
-        let lifted = Some(Lifted(met.into_lifted()));
-        let (rest, next, timer) = (None, now, Timer::default());
-        Content::Shaped(Box::new(Self { content, lifted, delay, cut, bytes_per_second, rest, next, timer }))
+        let (lifted, cut) = (Some(Lifted(met.into_lifted(drain))), cut.map(Cut::After));
+        let (budget, rest, next, timer) = (budget.clone(), None, now, Timer::default());
+        Content::Shaped(Box::new(Self { content, lifted, delay, cut, bytes_per_second, rest, budget, next, timer }))
     }
 
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -112,11 +134,11 @@ impl Shaped {
             self.lift();
         }
         ready!(self.timer.poll(self.next, cx));
-        let data = match self.rest.take() {
-            Some(rest) => rest,
+        let (data, reservation) = match self.rest.take() {
+            Some(Rest { bytes, reservation }) => (bytes, Some(reservation)),
             None => match ready!(self.poll_content(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => data,
+                    Ok(data) => (data, None),
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
                 ended => return Poll::Ready(ended),
@@ -126,7 +148,7 @@ impl Shaped {
         match self.cut {
             Some(Cut::Now) if data.is_empty() => self.poll_frame(cx),
             Some(Cut::Now) => Poll::Ready(Some(Ok(Frame::data(data)))),
-            _ => Poll::Ready(Some(Ok(Frame::data(self.part_of(data))))),
+            _ => Poll::Ready(Some(self.part_of(data, reservation).map(Frame::data))),
         }
     }
 
@@ -158,14 +180,28 @@ impl Shaped {
     }
 
     /// As much as may be sent now; the rest is kept.
-    fn part_of(&mut self, mut data: Bytes) -> Bytes {
-        let Some(speed) = self.bytes_per_second else { return data };
+    fn part_of(&mut self, mut data: Bytes, reservation: Option<Reservation>) -> Result<Bytes, BodyError> {
+        let Some(speed) = self.bytes_per_second else { return Ok(data) };
         let most = usize::try_from(speed / PARTS_PER_SECOND).unwrap_or(usize::MAX).max(1);
         let part = data.split_to(most.min(data.len()));
-        self.rest = (!data.is_empty()).then_some(data);
-        let parts = u32::try_from(part.len()).unwrap_or(u32::MAX);
-        self.next = Instant::now() + Duration::from_secs(1) * parts / speed.max(1);
-        part
+        if !data.is_empty() {
+            let reservation = reservation.or_else(|| self.budget.reserve(data.len())).ok_or(BodyError::Unread)?;
+            self.rest = Some(Rest { bytes: data, reservation });
+        }
+        let nanoseconds = part.len() as u64 * 1_000_000_000 / u64::from(speed.max(1));
+        // Counted from when it was due, so that timers that are late do not slow it down.
+        let due = Instant::now().checked_sub(SLACK).map_or(self.next, |earliest| self.next.max(earliest));
+        self.next = due + Duration::from_nanos(nanoseconds);
+        Ok(part)
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        let waits = self.rest.is_some() || self.cut.is_some();
+        let has_ended = match &self.delay {
+            Some(line) => line.frames.is_empty() && (line.has_ended || self.content.is_end_stream()),
+            None => self.content.is_end_stream(),
+        };
+        has_ended && !waits
     }
 }
 
@@ -186,7 +222,11 @@ impl DelayLine {
         timer: &mut Timer,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        while !self.has_ended && self.bytes < MAX_DELAYED_BYTES {
+        if self.delay.is_zero() && self.frames.is_empty() {
+            return if self.has_ended { Poll::Ready(None) } else { content.poll_frame(cx) };
+        }
+        // Without a delay, what waits goes first: a watch that is being led over has to be polled until it is done.
+        while !self.delay.is_zero() && !self.has_ended && self.bytes < MAX_DELAYED_BYTES {
             let Poll::Ready(frame) = content.poll_frame(cx) else { break };
             self.push(frame);
         }

@@ -72,3 +72,21 @@ fn a_share_is_exact_and_never_rounds_to_none() {
         assert_eq!(share(percent), expected, "{percent:?}");
     }
 }
+
+#[test]
+fn an_expression_that_proxies_cannot_compile_is_refused() {
+    let deep = |depth: usize| {
+        let regex = format!("{}a{}", "(".repeat(depth), ")".repeat(depth));
+        read(&format!(
+            "  httpFault: [{{abort: {{httpStatus: 500}}, match: {{httpMatch: [{{path: {{regex: '{regex}'}}}}]}}}}]\n"
+        ))
+    };
+    assert_eq!(deep(100).errors, Vec::<String>::new());
+    let refused: Vec<usize> = (240..255).filter(|depth| !deep(*depth).errors.is_empty()).collect();
+    assert!(refused.contains(&249) && refused.contains(&254), "{refused:?}");
+    for depth in (240..255).filter(|depth| !refused.contains(depth)) {
+        let taken = deep(depth);
+        let regex = taken.faults[0].regexes().next().unwrap();
+        assert!(fault::whole_match(regex).is_ok(), "{depth}");
+    }
+}

@@ -3,10 +3,10 @@
 use ctrlmesh_common::api::{
     ApiFault, ApiFaultType, EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch,
 };
-use ctrlmesh_common::policy::fault::MAX_REGEXES;
+use ctrlmesh_common::policy::fault::{MAX_REGEXES, whole_match};
 use jiff::tz::TimeZone;
 
-use super::{Report, positive_duration, regular_expression, required_selector};
+use super::{Report, positive_duration, regular_expression, required_selector, translated};
 
 /// In a leap year.
 const DAYS: [i32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
@@ -89,6 +89,10 @@ fn check_text(field: &str, text: &TextMatch, report: &mut Report) {
     }
     if let Some(regex) = &text.regex {
         regular_expression(&format!("{field}.regex"), regex, report);
+        // As the proxies compile it: they refuse the whole policy otherwise.
+        if let Some(Err(error)) = translated(regex).map(|regex| whole_match(&regex)) {
+            report.error(format!("{field}.regex"), format!("is too large or too deep for the proxies: {error}"));
+        }
     }
 }
 

@@ -30,6 +30,10 @@ fn api(name: &str, kind: ApiFaultKind) -> Fault {
     Fault { api_fault: Some(ApiFault { kind, share: WHOLE }), ..fault(name) }
 }
 
+fn noon() -> Timestamp {
+    "2026-11-26T12:00:00Z".parse().unwrap()
+}
+
 /// What a request meets at noon, with dice that always show `shown`.
 fn met_with(faults: &[Fault], method: &str, target: &str, is_for_lock: bool, shown: Share) -> Effects {
     let info = RequestInfo::parse(method, target).unwrap();
@@ -37,7 +41,7 @@ fn met_with(faults: &[Fault], method: &str, target: &str, is_for_lock: bool, sho
     let has_header = |name: &str, value: &str| name.eq_ignore_ascii_case("user-agent") && value == "op/1";
     let request =
         FaultyRequest { info: &info, method, host: "Kubernetes.default", path, has_header: &has_header, is_for_lock };
-    Faults::new(faults).unwrap().effects(request, "2026-11-26T12:00:00Z".parse().unwrap(), &mut || shown)
+    Faults::new(faults).unwrap().effects(request, noon(), &mut || shown)
 }
 
 fn met(faults: &[Fault], method: &str, target: &str) -> Effects {
@@ -139,9 +143,15 @@ fn a_request_is_hit_as_long_as_all_its_faults_are_there() {
     let (one, two) = (delay("one", 5), abort("two", 500, WHOLE));
     let both = Faults::new(&[one.clone(), two.clone()]).unwrap();
     let effects = met(&[one.clone(), two.clone()], "GET", PODS);
-    assert!(both.still_hit(&effects, &Faults::new(&[two.clone(), one.clone()]).unwrap()));
-    assert!(!both.still_hit(&effects, &Faults::new(&[one]).unwrap()));
-    assert!(!both.still_hit(&effects, &Faults::new(&[delay("one", 6), two]).unwrap()));
+    let still = |faults: &[Fault]| both.still_hit(&effects, &Faults::new(faults).unwrap(), noon());
+    assert!(still(&[two.clone(), one.clone()]));
+    assert!(!still(&[one]) && !still(&[delay("one", 6), two]));
+    let until = Times { zone: "UTC".to_owned(), until: Some(43_201), ..Times::default() };
+    let timed = [Fault { times: Some(until), ..abort("a", 500, WHOLE) }];
+    let (faults, effects) = (Faults::new(&timed).unwrap(), met(&timed, "GET", PODS));
+    assert!(faults.have_times(&effects) && !both.have_times(&effects));
+    assert!(faults.still_hit(&effects, &faults, noon()));
+    assert!(!faults.still_hit(&effects, &faults, "2026-11-26T12:00:01Z".parse().unwrap()), "its time is over");
 }
 
 #[test]

@@ -34,7 +34,8 @@ fn shaped(body: &'static [u8], kinds: &[ApiFaultKind]) -> (Content, watch::Sende
     let info = RequestInfo::parse("GET", "/api/v1/pods?watch=1").unwrap();
     let met = PodFaults::new(current, &metrics).met(&Request::new(()), &info, "/api/v1/pods", false);
     let budget = MemoryBudget::for_process(MemoryLimit(64 << 20), &metrics);
-    (Shaped::of(Content::Plain(Relay::full(body)), met, &budget), sender)
+    let content = Content::Plain(Relay::full(body));
+    (Shaped::within(content, true, met, &budget, Drain::default()), sender)
 }
 
 /// Each part of a body and when it came; then how it ended.
