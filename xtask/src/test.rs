@@ -51,7 +51,7 @@ pub struct Options {
     /// put there is taken away at the end, so one that has ctrlmesh already is refused
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run this many test binaries at once: they mostly wait [default: one more than there are processors]
+    /// Run this many test binaries at once [default: as many as there are processors, two at least]
     #[arg(long, value_name = "NUMBER")]
     at_once: Option<usize>,
     /// Take the full counts (1,000 restarts instead of 100)
@@ -60,10 +60,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// How many test binaries run at once. On a user's cluster they would get in each other's way.
+    /// How many test binaries run at once. Of more, each would wait for processors: these are busy with two already,
+    /// and an operator that gets none for 10 s loses its lock. On a user's cluster they would get in each other's way.
     fn lanes(&self) -> usize {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(processors + 1).max(1) }
+        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(processors.max(2)).max(1) }
     }
 
     fn runs(&self, tier: Tier) -> bool {

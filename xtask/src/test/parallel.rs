@@ -1,6 +1,6 @@
 //! Runs several test binaries at once, the longest first.
 //!
-//! Most of them wait more than they work: for a kubelet, for a watch, for a deadline. How long each takes is in
+//! Each of them waits at times: for a kubelet, for a watch, for a deadline. How long each takes is in
 //! `target/test-seconds`, which the last run on this machine has written.
 
 use std::collections::BTreeMap;
