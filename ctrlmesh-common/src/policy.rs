@@ -3,24 +3,23 @@
 //! A policy limits what the pod sees of some resources, and renames its leader-election lock. It travels as JSON; a
 //! selector travels in its string form.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
-use crate::pod_name::PodName;
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
 pub mod fault;
 pub mod fence;
 pub mod guard;
+mod pod_policy;
 
 pub use fault::Fault;
 use fault::{FaultError, MAX_REGEXES};
 pub use fence::Fence;
 pub use guard::Guard;
 use guard::GuardError;
+pub use pod_policy::PodPolicy;
 
 /// The resources that leader election can lock on, by API group.
 pub const LOCK_RESOURCES: [(&str, &str); 3] =
@@ -68,35 +67,6 @@ pub struct Policy {
     /// The runtime's ID of the proxy's container inside the pod, once known. Connections of that container pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-}
-
-/// The policy of one incarnation of a pod, as a proxy receives it and keeps it in its state file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PodPolicy {
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod's name.
-    pub name: String,
-    /// The pod's UID; empty if unknown.
-    pub uid: String,
-    /// The manager's digest of the policy's JSON.
-    pub digest: u64,
-    /// The ShardingConfig that sets the epoch, as `NAMESPACE/NAME`; empty if none covers the pod.
-    #[serde(default)]
-    pub operator: String,
-    /// The resourceVersion of that ShardingConfig; 0 if unknown.
-    #[serde(default)]
-    pub version: u64,
-    /// Shared with whatever enforces it.
-    pub policy: Arc<Policy>,
-}
-
-impl PodPolicy {
-    /// The pod's namespace and name.
-    pub fn pod_name(&self) -> PodName {
-        PodName { namespace: self.namespace.clone(), name: self.name.clone() }
-    }
 }
 
 /// Where the kernel of a node sends a pod's connections to the API server.

@@ -3,6 +3,7 @@
 pub mod object_name;
 pub mod pod;
 pub mod validate;
+pub mod pod_selection;
 pub mod breaker;
 pub mod injection;
 pub mod shard;

@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 use crate::policy::Current;
 
 /// The longest wait that a timer takes: about a year.
-const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
+pub(crate) const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
 
 /// Between two looks at the clock, where a fault has times.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(1);

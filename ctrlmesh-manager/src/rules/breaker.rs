@@ -7,26 +7,19 @@ use ctrlmesh_common::api::{
 use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_common::policy::Guard;
 use ctrlmesh_common::policy::guard::{Bucket, Part, RequestMatch, Trigger};
-use ctrlmesh_common::selector::Selector;
 
-use super::object_name::{full_name, namespace};
+use super::pod_selection::PodSelection;
 use super::validate;
 
 /// What a CircuitBreaker asks of the proxies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Breaker {
-    /// `NAMESPACE/NAME`.
-    pub name: String,
-    pub namespace: String,
-    /// Of its pods; none where it is invalid, switched off, or being deleted.
-    pub selector: Option<Selector>,
+    pub selection: PodSelection,
     pub rules: Vec<Rule>,
     /// What their guards take as JSON.
     pub bytes: usize,
     /// How shared buckets are divided, as its status says.
     pub divisions: Vec<BucketDivision>,
-    /// Why it cannot be used.
-    pub errors: Vec<String>,
 }
 
 /// A rule as the guard that it gives to pods.
@@ -42,29 +35,23 @@ const PART_BYTES: usize = 640;
 
 impl From<&CircuitBreaker> for Breaker {
     fn from(breaker: &CircuitBreaker) -> Self {
-        let (name, namespace) = (full_name(&breaker.metadata), namespace(&breaker.metadata).to_owned());
+        let switch = (label::DISABLE_CIRCUIT_BREAKER, false);
+        let selection = PodSelection::read(breaker, switch, &breaker.spec.selector, validate::circuit_breaker);
         // Also where it is switched off: proxies may still enforce their parts.
         let divisions = breaker.status.as_ref().map(|status| status.divisions.clone()).unwrap_or_default();
-        let (rules, errors) = (Vec::new(), Vec::new());
-        let unused = Self { name, namespace, selector: None, rules, bytes: 0, divisions, errors };
-        if !is_on(breaker) {
-            return unused;
-        }
-        let errors = validate::circuit_breaker(breaker).errors;
-        let selector = Selector::try_from(&breaker.spec.selector).ok().filter(|_| errors.is_empty());
-        if selector.is_none() {
-            return Self { errors: errors.iter().map(ToString::to_string).collect(), ..unused };
+        if selection.selector.is_none() {
+            return Self { selection, rules: Vec::new(), bytes: 0, divisions };
         }
         let annotations = breaker.metadata.annotations.as_ref();
         let reset = annotations.and_then(|all| all.get(annotation::RESET_CIRCUIT_BREAKER)).map(String::as_str);
         // Other rules are for other servers than the API server.
         let rules = breaker.spec.rate_limitings.iter().filter(|limiting| !limiting.resource_rules.is_empty());
-        let rules: Vec<Rule> = rules.map(|limiting| rule(&unused.name, limiting, reset)).collect();
+        let rules: Vec<Rule> = rules.map(|limiting| rule(&selection.name, limiting, reset)).collect();
         // Strings and numbers always serialise.
         let part = |rule: &Rule| if rule.scope == BucketScope::Pod { 0 } else { PART_BYTES };
         let bytes = |rule: &Rule| serde_json::to_vec(&rule.guard).unwrap_or_default().len() + 1 + part(rule);
         let bytes = rules.iter().map(bytes).sum();
-        Self { selector, rules, bytes, ..unused }
+        Self { selection, rules, bytes, divisions }
     }
 }
 
@@ -107,12 +94,6 @@ pub fn group(scope: BucketScope, operator: Option<&str>, shard: Option<&str>) ->
     }
 }
 
-/// Whether it is neither switched off nor being deleted.
-fn is_on(breaker: &CircuitBreaker) -> bool {
-    let switch = breaker.metadata.labels.as_ref().and_then(|labels| labels.get(label::DISABLE_CIRCUIT_BREAKER));
-    breaker.metadata.deletion_timestamp.is_none() && switch.is_none_or(|switch| switch != "true")
-}
-
 /// A rule of a valid breaker.
 fn rule(breaker: &str, limiting: &RateLimiting, reset: Option<&str>) -> Rule {
     let trigger = match limiting.trigger_policy {
@@ -148,8 +129,8 @@ fn bucket(bucket: &api::Bucket) -> Option<Bucket> {
     Some(Bucket { burst: bucket.burst, limit: bucket.limit, interval_nanoseconds })
 }
 
-/// At most 292 years, so that it fits.
-fn nanoseconds(text: &str) -> Option<u64> {
+/// Of a valid duration: at most 292 years, so that it fits.
+pub(super) fn nanoseconds(text: &str) -> Option<u64> {
     u64::try_from(parse_duration(text)?.as_nanos()).ok()
 }
 

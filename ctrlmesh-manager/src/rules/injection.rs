@@ -1,62 +1,41 @@
 //! Reads a FaultInjection as the faults that it gives to pods.
 
 use ctrlmesh_common::api::{
-    self, ApiFaultType, EffectiveTime, FaultInjection, FaultResources, HttpFault, HttpMatch, TextMatch, parse_duration,
+    self, ApiFaultType, EffectiveTime, FaultInjection, FaultResources, HttpFault, HttpMatch, TextMatch,
 };
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::policy::Fault;
 use ctrlmesh_common::policy::fault::{self, Abort, ApiFault, ApiFaultKind, Delay, HeaderMatch, Share, Times, WHOLE};
 use ctrlmesh_common::policy::guard::RequestMatch;
 use ctrlmesh_common::resource::WILDCARD;
-use ctrlmesh_common::selector::Selector;
 
-use super::object_name::{full_name, namespace};
+use super::breaker;
+use super::pod_selection::PodSelection;
 use super::validate;
 
 /// What a FaultInjection asks of the proxies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Injection {
-    /// `NAMESPACE/NAME`.
-    pub name: String,
-    pub namespace: String,
-    /// Of its pods; none where it is invalid, switched off, or being deleted.
-    pub selector: Option<Selector>,
+    pub selection: PodSelection,
     pub faults: Vec<Fault>,
     /// What they take as JSON.
     pub bytes: usize,
     /// How many regular expressions they have.
     pub regexes: usize,
-    /// Why it cannot be used.
-    pub errors: Vec<String>,
 }
 
 impl From<&FaultInjection> for Injection {
     fn from(injection: &FaultInjection) -> Self {
-        let (name, namespace) = (full_name(&injection.metadata), namespace(&injection.metadata).to_owned());
-        let (faults, errors) = (Vec::new(), Vec::new());
-        let unused = Self { name, namespace, selector: None, faults, bytes: 0, regexes: 0, errors };
-        if !is_on(injection) {
-            return unused;
-        }
-        let errors = validate::fault_injection(injection).errors;
-        let selector = Selector::try_from(&injection.spec.selector).ok().filter(|_| errors.is_empty());
-        if selector.is_none() {
-            return Self { errors: errors.iter().map(ToString::to_string).collect(), ..unused };
-        }
-        let faults = injection.spec.http_fault.iter().enumerate();
-        let faults: Vec<Fault> = faults.map(|(at, one)| fault(&unused.name, at, one)).collect();
+        let spec = &injection.spec;
+        let switch = (label::DISABLE_FAULT_INJECTION, spec.disabled);
+        let selection = PodSelection::read(injection, switch, &spec.selector, validate::fault_injection);
+        let faults = spec.http_fault.iter().enumerate().filter(|_| selection.selector.is_some());
+        let faults: Vec<Fault> = faults.map(|(at, one)| fault(&selection.name, at, one)).collect();
         // Strings and numbers always serialise.
         let bytes = faults.iter().map(|fault| serde_json::to_vec(fault).unwrap_or_default().len() + 1).sum();
         let regexes = faults.iter().map(|fault| fault.regexes().count()).sum();
-        Self { selector, faults, bytes, regexes, ..unused }
+        Self { selection, faults, bytes, regexes }
     }
-}
-
-/// Whether it is neither switched off nor being deleted.
-fn is_on(injection: &FaultInjection) -> bool {
-    let switch = injection.metadata.labels.as_ref().and_then(|labels| labels.get(label::DISABLE_FAULT_INJECTION));
-    let is_deleted = injection.metadata.deletion_timestamp.is_some();
-    !is_deleted && !injection.spec.disabled && switch.is_none_or(|switch| switch != "true")
 }
 
 /// A fault of a valid injection.
@@ -156,9 +135,8 @@ fn share(percent: Option<&str>) -> Share {
     (parts + u32::from(more)).min(WHOLE)
 }
 
-/// Of a valid duration: at most 292 years, so that it fits.
 fn nanoseconds(text: &str) -> u64 {
-    parse_duration(text).and_then(|duration| u64::try_from(duration.as_nanos()).ok()).unwrap_or_default()
+    breaker::nanoseconds(text).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use ctrlmesh_common::api::{
 };
 use ctrlmesh_common::names;
 use ctrlmesh_common::selector::{RequirementError, Selector};
+use regex::Regex;
 
 use crate::rules::pod::Member;
 
@@ -232,10 +233,10 @@ pub fn translated(text: &str) -> Option<String> {
     Some(regular_expression::compile(text).ok()?.as_str().to_owned())
 }
 
-fn regular_expression(field: &str, text: &str, report: &mut Report) {
-    if let Err(reason) = regular_expression::compile(text) {
-        report.error(field, format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"));
-    }
+fn regular_expression(field: &str, text: &str, report: &mut Report) -> Option<Regex> {
+    let refused =
+        |reason: &_| report.error(field, format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"));
+    regular_expression::compile(text).inspect_err(refused).ok()
 }
 
 fn required_selector(field: &str, selector: &LabelSelector, report: &mut Report) {

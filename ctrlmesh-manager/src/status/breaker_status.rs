@@ -17,7 +17,7 @@ use crate::rules::breaker::{self, Breaker, Rule};
 use crate::status::cluster_writer::EventNote;
 use crate::status::finding::{Finding, condition, finding, listed, seconds};
 use crate::status::rules_writer::RulesKind;
-use crate::status::targets::{self, MAX_PODS, Observed, Selection};
+use crate::status::targets::{self, MAX_PODS, Observed};
 
 mod division;
 
@@ -31,18 +31,13 @@ type Target<'a> = targets::Target<'a, BreakerTargetStatus>;
 
 impl RulesKind for CircuitBreaker {
     type Read = Breaker;
-    type Status = CircuitBreakerStatus;
 
     fn cached(cache: &Cache) -> Vec<CachedBreaker> {
         cache.breakers()
     }
 
-    fn status(&self) -> Option<&CircuitBreakerStatus> {
-        self.status.as_ref()
-    }
-
-    fn set_status(&mut self, status: CircuitBreakerStatus, written: Time) {
-        self.status = Some(CircuitBreakerStatus { last_updated_time: Some(written), ..status });
+    fn set_written(status: &mut CircuitBreakerStatus, at: Time) {
+        status.last_updated_time = Some(at);
     }
 
     fn compute(cached: &CachedBreaker, observed: Observed<'_>) -> CircuitBreakerStatus {
@@ -72,27 +67,21 @@ fn of(cached: &CachedBreaker, observed: Observed<'_>) -> CircuitBreakerStatus {
     let nothing = CircuitBreakerStatus::default();
     let before = object.status.as_ref().unwrap_or(&nothing);
     let rules: Vec<_> = read.rules.iter().map(|rule| (&rule.guard, rule.scope)).collect();
-    let hash = read.selector.as_ref().map(|_| targets::hash(&rules));
-    let name = format!("CircuitBreaker {}", read.name);
-    let selection = Selection {
-        object: &name,
-        namespace: &read.namespace,
-        selector: read.selector.as_ref(),
-        errors: &read.errors,
-        is_planned: observed.plan.snapshot.breakers.contains(read),
-    };
-    let targets = observed.targets(selection, &before.target_status);
+    let hash = read.selection.selector.as_ref().map(|_| targets::hash(&rules));
+    let is_planned = observed.plan.snapshot.breakers.contains(read);
+    let targets = observed.targets(&read.selection, is_planned, &before.target_status);
     let status = |target: &Target<'_>| BreakerTargetStatus {
         target: target.status(hash.as_ref()),
         limiting_snapshots: snapshots(target, object, read, observed.now),
     };
     let mut target_status: Vec<BreakerTargetStatus> = targets.iter().map(status).collect();
     let open = opened(&target_status);
-    let divisions = if selection.is_planned { divisions(read, &targets, observed) } else { read.divisions.clone() };
-    let obstacle = targets::obstacle(selection, &targets, observed.plan);
+    let divisions = if is_planned { divisions(read, &targets, observed) } else { read.divisions.clone() };
+    let obstacle = targets::obstacle(&read.selection, &targets, observed.plan);
     let programmed = obstacle.or_else(|| undivided(read, &targets, &divisions));
     let programmed = programmed.unwrap_or_else(|| targets::acknowledged(&targets, hash.as_ref()));
-    let conditions = [("Accepted", targets::accepted(selection)), ("Programmed", programmed), ("Open", is_open(&open))];
+    let conditions =
+        [("Accepted", targets::accepted(&read.selection)), ("Programmed", programmed), ("Open", is_open(&open))];
     bound(&mut target_status);
     let (generation, known) = (object.metadata.generation, &before.conditions);
     let conditions = conditions.map(|(kind, finding)| condition(kind, finding, generation, known, observed.now));
@@ -149,7 +138,7 @@ fn snapshots(target: &Target<'_>, object: &CircuitBreaker, read: &Breaker, now: 
     let of_rule = |rule: &str| {
         let before = target.before.and_then(|before| before.limiting_snapshots.iter().find(|one| one.name == rule));
         let Some(receipt) = target.receipt else { return before.cloned() };
-        let state = receipt.guards.iter().find(|one| one.breaker == read.name && one.rule == rule);
+        let state = receipt.guards.iter().find(|one| one.breaker == read.selection.name && one.rule == rule);
         state.map_or_else(|| before.cloned(), |state| Some(snapshot(state, before, now)))
     };
     let rules = object.spec.rate_limitings.iter().filter(|rule| !rule.resource_rules.is_empty());

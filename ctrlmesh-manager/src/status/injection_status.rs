@@ -8,22 +8,17 @@ use crate::rules::injection::Injection;
 use crate::status::cluster_writer::EventNote;
 use crate::status::finding::condition;
 use crate::status::rules_writer::RulesKind;
-use crate::status::targets::{self, MAX_PODS, Observed, Selection};
+use crate::status::targets::{self, MAX_PODS, Observed};
 
 impl RulesKind for FaultInjection {
     type Read = Injection;
-    type Status = FaultInjectionStatus;
 
     fn cached(cache: &Cache) -> Vec<CachedInjection> {
         cache.injections()
     }
 
-    fn status(&self) -> Option<&FaultInjectionStatus> {
-        self.status.as_ref()
-    }
-
-    fn set_status(&mut self, status: FaultInjectionStatus, written: Time) {
-        self.status = Some(FaultInjectionStatus { last_updated_time: Some(written), ..status });
+    fn set_written(status: &mut FaultInjectionStatus, at: Time) {
+        status.last_updated_time = Some(at);
     }
 
     /// Everything but the time of the write.
@@ -31,20 +26,13 @@ impl RulesKind for FaultInjection {
         let CachedInjection { object, read } = cached;
         let nothing = FaultInjectionStatus::default();
         let before = object.status.as_ref().unwrap_or(&nothing);
-        let hash = read.selector.as_ref().map(|_| targets::hash(&read.faults));
-        let name = format!("FaultInjection {}", read.name);
-        let selection = Selection {
-            object: &name,
-            namespace: &read.namespace,
-            selector: read.selector.as_ref(),
-            errors: &read.errors,
-            is_planned: observed.plan.snapshot.injections.contains(read),
-        };
-        let targets = observed.targets(selection, &before.target_status);
-        let programmed = targets::obstacle(selection, &targets, observed.plan);
+        let hash = read.selection.selector.as_ref().map(|_| targets::hash(&read.faults));
+        let is_planned = observed.plan.snapshot.injections.contains(read);
+        let targets = observed.targets(&read.selection, is_planned, &before.target_status);
+        let programmed = targets::obstacle(&read.selection, &targets, observed.plan);
         let programmed = programmed.unwrap_or_else(|| targets::acknowledged(&targets, hash.as_ref()));
         let (generation, known) = (object.metadata.generation, &before.conditions);
-        let conditions = [("Accepted", targets::accepted(selection)), ("Programmed", programmed)];
+        let conditions = [("Accepted", targets::accepted(&read.selection)), ("Programmed", programmed)];
         let conditions = conditions.map(|(kind, finding)| condition(kind, finding, generation, known, observed.now));
         FaultInjectionStatus {
             observed_generation: generation,

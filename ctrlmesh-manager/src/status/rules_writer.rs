@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::PostParams;
 use kube::core::NamespaceResourceScope;
+use kube::core::object::HasStatus;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -49,6 +50,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// A kind of objects whose rules the proxies enforce, and whose status says what they do.
 pub(super) trait RulesKind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + HasStatus<Status: Clone + Default + PartialEq + Send + Sync>
     + Clone
     + Debug
     + Serialize
@@ -59,11 +61,9 @@ pub(super) trait RulesKind:
 {
     /// What proxies are asked for.
     type Read: Send + Sync;
-    type Status: Clone + Default + PartialEq + Send + Sync;
 
     fn cached(cache: &Cache) -> Vec<CachedRules<Self, Self::Read>>;
-    fn status(&self) -> Option<&Self::Status>;
-    fn set_status(&mut self, status: Self::Status, written: Time);
+    fn set_written(status: &mut Self::Status, at: Time);
     /// The status as it should be, but for the time of the write.
     fn compute(cached: &CachedRules<Self, Self::Read>, observed: Observed<'_>) -> Self::Status;
     /// Whether the newer one may wait.
@@ -155,10 +155,11 @@ impl<Kind: RulesKind, MayWrite: Fn() -> bool + Send + Sync> RulesWriter<Kind, Ma
     }
 
     /// Returns for how long the status is not written again.
-    async fn write(&self, object: &Kind, before: &Kind::Status, status: Kind::Status, now: Timestamp) -> Duration {
+    async fn write(&self, object: &Kind, before: &Kind::Status, mut status: Kind::Status, now: Timestamp) -> Duration {
         let events = Kind::events(before, &status);
         let mut object = object.clone();
-        object.set_status(status, Time(seconds(now)));
+        Kind::set_written(&mut status, Time(seconds(now)));
+        *object.status_mut() = Some(status);
         let (kind, name) = (Kind::kind(&()), full_name(object.meta()));
         match within(DEADLINE, Box::pin(self.replace(&object))).await {
             Err(error) if error.is_conflict() => return Duration::ZERO,

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::{BreakerTargetStatus, TargetStatus};
-use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -12,6 +11,7 @@ use crate::cluster::plan::Plan;
 use crate::push::policy_store::Receipt;
 use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::{Member, PodName};
+use crate::rules::pod_selection::PodSelection;
 use crate::status::finding::{Finding, finding, listed};
 
 /// Pods in one status.
@@ -28,19 +28,6 @@ pub(super) struct Observed<'a> {
     /// Whether this replica became leader so recently that its watches may lag behind.
     pub(super) new_leader: bool,
     pub(super) now: Timestamp,
-}
-
-/// The part of an object that decides which pods it is for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Selection<'a> {
-    /// `KIND NAMESPACE/NAME`, as troubles have it.
-    pub(super) object: &'a str,
-    pub(super) namespace: &'a str,
-    /// `None` where the object is not used.
-    pub(super) selector: Option<&'a Selector>,
-    pub(super) errors: &'a [String],
-    /// Whether the plan was made from this very state. It may be older than what was written since.
-    pub(super) is_planned: bool,
 }
 
 /// A selected pod.
@@ -72,15 +59,15 @@ impl PodStatus for BreakerTargetStatus {
 }
 
 impl<'a> Observed<'a> {
-    /// The selected pods, by name.
+    /// The selected pods, by name. The plan `is_planned` if it was made from this very state of the object: it may be
+    /// older than what was written since.
     pub(super) fn targets<Before: PodStatus>(
         self,
-        selection: Selection<'_>,
+        selection: &PodSelection,
+        is_planned: bool,
         before: &'a [Before],
     ) -> Vec<Target<'a, Before>> {
-        let Selection { namespace, selector: Some(selector), is_planned, .. } = selection else { return Vec::new() };
-        let is_near = |member: &&Member| member.name.namespace == namespace && member.enrolled() && !member.ended;
-        let near = self.plan.snapshot.members.iter().filter(is_near);
+        let is_there = |member: &&Member| member.enrolled() && !member.ended && selection.selects(member);
         let target = |member: &'a Member| {
             let policy = self.plan.sendable().get(&member.name).map(|policy| &**policy);
             // Another pod may have had the name.
@@ -90,7 +77,7 @@ impl<'a> Observed<'a> {
             let acknowledged = is_planned && self.acknowledged(member);
             Target { member, policy, receipt: self.receipt(member), before, acknowledged }
         };
-        near.filter(|member| selector.matches(&member.labels)).map(target).collect()
+        self.plan.snapshot.members.iter().filter(is_there).map(target).collect()
     }
 
     fn receipt(&self, member: &Member) -> Option<&'a Receipt> {
@@ -130,8 +117,8 @@ pub(super) fn hash(rules: &impl Serialize) -> String {
     format!("{:016x}", wire::digest(&serde_json::to_vec(rules).unwrap_or_default()))
 }
 
-pub(super) fn accepted(selection: Selection<'_>) -> Finding {
-    match (selection.selector, selection.errors) {
+pub(super) fn accepted(selection: &PodSelection) -> Finding {
+    match (&selection.selector, selection.errors.as_slice()) {
         (Some(_), _) => finding(true, "Valid", "it is valid and complete"),
         (None, []) => finding(true, "Disabled", "it is switched off, and does nothing"),
         (None, errors) => finding(false, "Invalid", listed(errors, "; ")),
@@ -140,7 +127,7 @@ pub(super) fn accepted(selection: Selection<'_>) -> Finding {
 
 /// Why not every proxy can have it; `None` if nothing stands in the way.
 pub(super) fn obstacle<Before>(
-    selection: Selection<'_>,
+    selection: &PodSelection,
     targets: &[Target<'_, Before>],
     plan: &Plan,
 ) -> Option<Finding> {
@@ -152,7 +139,8 @@ pub(super) fn obstacle<Before>(
         };
         return Some(finding(false, reason, message));
     }
-    if let Some(trouble) = plan.compiled.troubles.iter().find(|trouble| trouble.object == selection.object) {
+    let object = selection.object();
+    if let Some(trouble) = plan.compiled.troubles.iter().find(|trouble| trouble.object == object) {
         return Some(finding(false, "NoRoom", &*trouble.message));
     }
     let refused = targets.iter().filter(|target| target.receipt.is_some_and(|receipt| receipt.refused.is_some()));

@@ -117,20 +117,18 @@ impl Faults {
     pub fn effects(&self, request: FaultyRequest<'_>, now: Timestamp, dice: &mut dyn FnMut() -> Share) -> Effects {
         let mut effects = Effects::default();
         for (at, rule) in self.rules.iter().enumerate().filter(|(_, rule)| rule.is_met(request, now)) {
-            let mut hits = |share: Share| share >= WHOLE || dice() < share;
-            if let Some(delay) = rule.fault.delay.filter(|delay| hits(delay.share)) {
+            if let Some(delay) = rule.fault.delay.filter(|delay| is_hit(delay.share, dice)) {
                 let jitter = u128::from(delay.jitter_nanoseconds) * u128::from(dice()) / u128::from(WHOLE);
                 let jitter = u64::try_from(jitter).unwrap_or(u64::MAX);
                 effects.delay = effects.delay.saturating_add(delay.nanoseconds).saturating_add(jitter);
                 effects.hits.push(Hit { rule: at, what: What::Delay });
             }
-            let mut hits = |share: Share| share >= WHOLE || dice() < share;
-            if let Some(abort) = rule.fault.abort.filter(|abort| hits(abort.share)) {
+            if let Some(abort) = rule.fault.abort.filter(|abort| is_hit(abort.share, dice)) {
                 effects.answer_with(at, What::Abort, answer::aborted(&rule.fault, abort.status, request.info));
                 break;
             }
             let fault = rule.fault.api_fault.filter(|fault| can_meet(fault.kind, request.info));
-            let Some(kind) = fault.filter(|fault| hits(fault.share)).map(|fault| fault.kind) else { continue };
+            let Some(kind) = fault.filter(|fault| is_hit(fault.share, dice)).map(|fault| fault.kind) else { continue };
             if let Some(answer) = answer::of_api(&rule.fault, kind, request.info) {
                 effects.answer_with(at, What::Api(kind), answer);
                 break;
@@ -168,6 +166,10 @@ impl What {
             Self::Api(ApiFaultKind::GoAway) => "go_away",
         }
     }
+}
+
+fn is_hit(share: Share, dice: &mut dyn FnMut() -> Share) -> bool {
+    share >= WHOLE || dice() < share
 }
 
 /// Whether an API server does that to such requests.

@@ -1,13 +1,13 @@
 //! The metrics of faults, by fault.
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use ctrlmesh_runtime::sync::lock;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
 
 /// Faults with series of their own. Further ones share those of [`OTHER`].
 const MAX_FAULTS: usize = 512;

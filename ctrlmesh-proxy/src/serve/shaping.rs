@@ -14,7 +14,7 @@ use hyper::body::Frame;
 use tokio::time;
 use tokio::time::{Instant, Sleep};
 
-use crate::fault::MetFaults;
+use crate::fault::{MAX_DELAY, MetFaults};
 use crate::net::body::BodyError;
 use crate::net::memory_budget::{MemoryBudget, Reservation};
 use crate::serve::reply::Content;
@@ -98,7 +98,6 @@ impl Shaped {
 
     fn within(content: Content, is_ok: bool, met: MetFaults, budget: &Arc<MemoryBudget>, drain: Drain) -> Content {
         let now = Instant::now();
-        let after = |nanoseconds: u64| now + Duration::from_nanos(nanoseconds).min(Duration::from_hours(24 * 365));
         let (mut delay, mut cut, mut bytes_per_second) = (None, None, None);
         for fault in met.on_answer() {
             match *fault {
@@ -107,7 +106,7 @@ impl Shaped {
                     delay = delay.max(Some(Duration::from_nanos(nanoseconds)));
                 }
                 ApiFaultKind::CutWatch { after_nanoseconds } if is_ok => {
-                    let at = after(after_nanoseconds);
+                    let at = now + Duration::from_nanos(after_nanoseconds).min(MAX_DELAY);
                     cut = Some(cut.map_or(at, |other: Instant| other.min(at)));
                 }
                 ApiFaultKind::SlowBody { bytes_per_second: speed } => {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use ctrlmesh_common::policy::fault::MAX_REGEXES;
 use ctrlmesh_common::policy::{Fault, Guard};
-use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 
 use super::{CompiledPolicy, Trouble};
 use crate::rules::breaker::Breaker;
 use crate::rules::injection::Injection;
 use crate::rules::pod::Member;
+use crate::rules::pod_selection::PodSelection;
 
 /// The most that the guards of one pod, or its faults, may take of its policy, in bytes of JSON.
 const MAX_BYTES: usize = 256 << 10;
@@ -53,18 +53,13 @@ struct Sorted<'a, Rules> {
     by_namespace: BTreeMap<&'a str, Vec<usize>>,
 }
 
-/// An object that gives rules to the pods that it selects.
+/// What an object gives to the pods that it selects.
 trait PodRules {
-    const KIND: &'static str;
-
-    fn name(&self) -> &str;
-    fn namespace(&self) -> &str;
-    fn selector(&self) -> Option<&Selector>;
-    fn errors(&self) -> &[String];
-    /// What its rules take: bytes of JSON, and regular expressions.
+    fn selection(&self) -> &PodSelection;
     fn size(&self) -> Size;
 }
 
+/// What rules take of a policy: bytes of JSON, and regular expressions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     bytes: usize,
@@ -113,35 +108,30 @@ impl<'a> Guarded<'a> {
 impl<'a, Rules: PodRules> Sorted<'a, Rules> {
     fn new(objects: &'a [Rules]) -> Self {
         let mut all: Vec<&Rules> = objects.iter().collect();
-        all.sort_by_key(|one| one.name());
+        all.sort_by_key(|one| &one.selection().name);
         let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (at, one) in all.iter().enumerate() {
-            by_namespace.entry(one.namespace()).or_default().push(at);
+            by_namespace.entry(&one.selection().namespace).or_default().push(at);
         }
         Self { all, by_namespace }
     }
 
     fn invalid(&self) -> impl Iterator<Item = Trouble> {
-        let of_one = |one: &&'a Rules| {
-            let one = *one;
-            one.errors().iter().map(|error| trouble::<Rules>(one.name(), error.clone()))
-        };
-        self.all.iter().flat_map(of_one)
+        let selections = self.all.iter().map(|one| one.selection());
+        selections.flat_map(|one| one.errors.iter().map(|error| trouble(one, error.clone())))
     }
 
     /// The objects that select the pod, as many as have room, and their bytes.
     fn of_pod(&self, pod: &Member, room: usize, troubles: &mut Vec<Trouble>) -> (Vec<usize>, usize) {
         let near = self.by_namespace.get(pod.name.namespace.as_str()).into_iter().flatten();
-        let selects = |one: &Rules| one.selector().is_some_and(|selector| selector.matches(&pod.labels));
-        let matching = near.copied().filter(|at| selects(self.all[*at]));
+        let matching = near.copied().filter(|at| self.all[*at].selection().selects(pod));
         let (mut chosen, mut used) = (Vec::new(), Size::default());
         for at in matching {
-            let one = self.all[at];
-            let Size { bytes, regexes } = one.size();
+            let (one, Size { bytes, regexes }) = (self.all[at].selection(), self.all[at].size());
             if used.bytes + bytes > room {
-                troubles.push(no_room::<Rules>(one.name(), pod, room));
+                troubles.push(no_room(one, pod, room));
             } else if used.regexes + regexes > MAX_REGEXES {
-                troubles.push(too_many_regexes::<Rules>(one.name(), pod));
+                troubles.push(too_many_regexes(one, pod));
             } else {
                 used = Size { bytes: used.bytes + bytes, regexes: used.regexes + regexes };
                 chosen.push(at);
@@ -152,22 +142,8 @@ impl<'a, Rules: PodRules> Sorted<'a, Rules> {
 }
 
 impl PodRules for Breaker {
-    const KIND: &'static str = "CircuitBreaker";
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    fn selector(&self) -> Option<&Selector> {
-        self.selector.as_ref()
-    }
-
-    fn errors(&self) -> &[String] {
-        &self.errors
+    fn selection(&self) -> &PodSelection {
+        &self.selection
     }
 
     fn size(&self) -> Size {
@@ -176,22 +152,8 @@ impl PodRules for Breaker {
 }
 
 impl PodRules for Injection {
-    const KIND: &'static str = "FaultInjection";
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    fn selector(&self) -> Option<&Selector> {
-        self.selector.as_ref()
-    }
-
-    fn errors(&self) -> &[String] {
-        &self.errors
+    fn selection(&self) -> &PodSelection {
+        &self.selection
     }
 
     fn size(&self) -> Size {
@@ -199,28 +161,24 @@ impl PodRules for Injection {
     }
 }
 
-fn no_room<Rules: PodRules>(name: &str, pod: &Member, room: usize) -> Trouble {
-    let kind = Rules::KIND;
-    trouble::<Rules>(
-        name,
-        format!(
-            "does not hold for Pod {}: the rules of all {kind}s of a pod may have {room} bytes; list fewer namespaces or resources",
-            pod.name
-        ),
-    )
+fn no_room(object: &PodSelection, pod: &Member, room: usize) -> Trouble {
+    let message = format!(
+        "does not hold for Pod {}: the rules of all {}s of a pod may have {room} bytes; list fewer namespaces or resources",
+        pod.name, object.kind
+    );
+    trouble(object, message)
 }
 
-fn too_many_regexes<Rules: PodRules>(name: &str, pod: &Member) -> Trouble {
+fn too_many_regexes(object: &PodSelection, pod: &Member) -> Trouble {
     let message = format!(
         "does not hold for Pod {}: all {}s of a pod may have {MAX_REGEXES} regular expressions",
-        pod.name,
-        Rules::KIND
+        pod.name, object.kind
     );
-    trouble::<Rules>(name, message)
+    trouble(object, message)
 }
 
-fn trouble<Rules: PodRules>(name: &str, message: String) -> Trouble {
-    Trouble { object: format!("{} {name}", Rules::KIND), configs: Vec::new(), message }
+fn trouble(object: &PodSelection, message: String) -> Trouble {
+    Trouble { object: object.object(), configs: Vec::new(), message }
 }
 
 #[cfg(test)]

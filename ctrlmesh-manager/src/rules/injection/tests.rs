@@ -25,8 +25,8 @@ fn every_field_reaches_the_proxy() {
   - apiFault: {type: TooManyRequests, percent: '100.0'}
 ",
     );
-    assert_eq!(injection.errors, Vec::<String>::new());
-    assert_eq!((injection.name.as_str(), injection.regexes), ("ops/storm", 1));
+    assert_eq!(injection.selection.errors, Vec::<String>::new());
+    assert_eq!((injection.selection.name.as_str(), injection.regexes), ("ops/storm", 1));
     let [slow, cut, many] = injection.faults.as_slice() else { panic!("{injection:?}") };
     assert_eq!(slow.full_name(), "ops/storm/slow");
     let delay = Delay { nanoseconds: 1_500_000_000, jitter_nanoseconds: 1_000_000_000, share: WHOLE / 8 };
@@ -52,9 +52,12 @@ fn what_is_switched_off_or_invalid_has_no_faults() {
     let fault = "  httpFault: [{abort: {httpStatus: 500}}]\n";
     assert_eq!(read(fault).faults.len(), 1);
     let off = read(&format!("{fault}  disabled: true\n"));
-    assert!(off.selector.is_none() && off.faults.is_empty() && off.errors.is_empty());
+    assert!(off.selection.selector.is_none() && off.faults.is_empty() && off.selection.errors.is_empty());
     let invalid = read("  httpFault: [{apiFault: {type: SlowBody}}]\n");
-    assert!(invalid.selector.is_none() && invalid.errors[0].contains("bytesPerSecond"), "{invalid:?}");
+    assert!(
+        invalid.selection.selector.is_none() && invalid.selection.errors[0].contains("bytesPerSecond"),
+        "{invalid:?}"
+    );
 }
 
 #[test]
@@ -81,8 +84,8 @@ fn an_expression_that_proxies_cannot_compile_is_refused() {
             "  httpFault: [{{abort: {{httpStatus: 500}}, match: {{httpMatch: [{{path: {{regex: '{regex}'}}}}]}}}}]\n"
         ))
     };
-    assert_eq!(deep(100).errors, Vec::<String>::new());
-    let refused: Vec<usize> = (240..255).filter(|depth| !deep(*depth).errors.is_empty()).collect();
+    assert_eq!(deep(100).selection.errors, Vec::<String>::new());
+    let refused: Vec<usize> = (240..255).filter(|depth| !deep(*depth).selection.errors.is_empty()).collect();
     assert!(refused.contains(&249) && refused.contains(&254), "{refused:?}");
     for depth in (240..255).filter(|depth| !refused.contains(depth)) {
         let taken = deep(depth);

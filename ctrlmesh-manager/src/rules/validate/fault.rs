@@ -6,7 +6,7 @@ use ctrlmesh_common::api::{
 use ctrlmesh_common::policy::fault::{MAX_REGEXES, whole_match};
 use jiff::tz::TimeZone;
 
-use super::{Report, positive_duration, regular_expression, required_selector, translated};
+use super::{Report, positive_duration, regular_expression, required_selector};
 
 /// In a leap year.
 const DAYS: [i32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
@@ -88,9 +88,9 @@ fn check_text(field: &str, text: &TextMatch, report: &mut Report) {
         report.error(format!("{field}.exact"), "exactly one of exact and regex is required");
     }
     if let Some(regex) = &text.regex {
-        regular_expression(&format!("{field}.regex"), regex, report);
+        let compiled = regular_expression(&format!("{field}.regex"), regex, report);
         // As the proxies compile it: they refuse the whole policy otherwise.
-        if let Some(Err(error)) = translated(regex).map(|regex| whole_match(&regex)) {
+        if let Some(Err(error)) = compiled.map(|regex| whole_match(regex.as_str())) {
             report.error(format!("{field}.regex"), format!("is too large or too deep for the proxies: {error}"));
         }
     }

@@ -56,7 +56,7 @@ pub(super) fn divisions(read: &Breaker, targets: &[Target<'_>], observed: Observ
 /// A pod that shares the bucket no more; none if it is gone.
 fn holder(read: &Breaker, pod: &DivisionPod, observed: Observed<'_>) -> Option<Sharer> {
     let mut members = observed.plan.snapshot.members.iter();
-    let member = members.find(|member| member.uid == pod.uid && member.name.namespace == read.namespace);
+    let member = members.find(|member| member.uid == pod.uid && member.name.namespace == read.selection.namespace);
     // The watch of a new leader may not show it yet.
     let acknowledged = member.is_some_and(|member| observed.acknowledged(member));
     let is_gone = member.map_or(!observed.new_leader, |member| member.ended);
