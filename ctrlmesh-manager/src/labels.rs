@@ -26,6 +26,7 @@ mod policy;
 mod progress;
 mod webhook;
 mod admission_labelling;
+mod object_counts;
 mod labeller;
 pub mod migration;
 
@@ -33,6 +34,7 @@ pub use admission_labelling::AdmissionLabelling;
 pub use kinds::{Kind, Kinds, KindsError, Served, served};
 pub use labeller::{LabelMetrics, Labeller};
 pub use named::{NamedResources, UNNAMED, is_named, named_resources};
+pub use object_counts::{Counted, ObjectCounts};
 pub use policy::{POLICY, binding, policy};
 pub use progress::{CurrentProgress, Progress};
 pub use rate_limit::RateLimit;
@@ -50,7 +52,7 @@ pub struct KindList {
 /// Namespaces are always labelled.
 const NAMESPACE: &str = "Namespace";
 
-const NAMESPACES: &str = "namespaces";
+pub const NAMESPACES: &str = "namespaces";
 
 /// Stands for every kind.
 const ALL: &str = "*";

@@ -100,6 +100,7 @@ fn guard(number: usize, verb: &str) -> Guard {
         breaker: format!("ops/breaker-{}", number / 8),
         rule: format!("rule-{number}"),
         bucket: Some(Bucket { burst: 1000, limit: 1_000_000, interval_nanoseconds: 1_000_000_000 }),
+        budget: None,
         part: None,
         trigger: Trigger::Normal,
         sleeping_window_nanoseconds: None,

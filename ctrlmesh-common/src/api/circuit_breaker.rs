@@ -58,7 +58,9 @@ pub struct CircuitBreakerSpec {
     validation = Rule::new("self.triggerPolicy in ['ForceOpened', 'ForceClosed'] || has(self.bucket)")
         .message("bucket: is required with the trigger policies Normal and LimiterOnly"),
     validation = Rule::new("has(self.resourceRules) && size(self.resourceRules) > 0 || has(self.restRules) && size(self.restRules) > 0")
-        .message("resourceRules: at least one rule, here or in restRules, is required; the limit would apply to nothing")
+        .message("resourceRules: at least one rule, here or in restRules, is required; the limit would apply to nothing"),
+    validation = Rule::new("!has(self.bucket) || !has(self.bucket.percentOfShare) || !has(self.resourceRules) || self.resourceRules.all(rule, !('*' in rule.apiGroups) && !rule.resources.exists(name, name.startsWith('*')))")
+        .message("resourceRules: must write out groups and resources with bucket.percentOfShare; their objects are counted")
 )]
 pub struct RateLimiting {
     /// The limit's name, distinct within the resource.
@@ -100,14 +102,25 @@ pub struct RateLimiting {
 /// A token bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("!has(self.scope) || self.scope == 'Pod' || self.limit > 0")
-    .message("limit: must be at least 1 with the scopes Shard and Operator; a pod that comes begins with an empty bucket"))]
+#[x_kube(
+    validation = Rule::new("!has(self.scope) || self.scope == 'Pod' || !has(self.limit) || self.limit > 0")
+        .message("limit: must be at least 1 with the scopes Shard and Operator; a pod that comes begins with an empty bucket"),
+    validation = Rule::new("has(self.percentOfShare) || has(self.burst) && has(self.limit)")
+        .message("burst, limit: are both required, unless there is percentOfShare"),
+    validation = Rule::new("!has(self.percentOfShare) || !has(self.burst) && !has(self.limit)")
+        .message("percentOfShare: stands in place of burst and limit, and cannot be beside them"),
+    validation = Rule::new("!has(self.percentOfShare) || !has(self.scope) || self.scope == 'Pod'")
+        .message("scope: must be Pod with percentOfShare; the share is that of the pod's shard")
+)]
 pub struct Bucket {
     /// How many requests may be made at once: what the bucket holds. At least 1, because a bucket that holds nothing
-    /// never lets a request pass; to refuse all, there is the trigger policy `ForceOpened`.
+    /// never lets a request pass; to refuse all, there is the trigger policy `ForceOpened`. Required, unless there is
+    /// `percentOfShare`, with which it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_295_u32), extend("format" = "int64"))]
-    pub burst: u32,
-    /// In which time `limit` requests may be made: a duration such as 1s, 10m or 1h30m, greater than zero.
+    pub burst: Option<u32>,
+    /// In which time `limit` requests, or `percentOfShare` of the share, may be made: a duration such as 1s, 10m or
+    /// 1h30m, greater than zero.
     #[schemars(
         length(min = 2, max = 32),
         regex(pattern = rules::DURATION)
@@ -116,9 +129,16 @@ pub struct Bucket {
         .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub interval: String,
     /// How many requests may be made in `interval`: what flows into the bucket in that time. 0: nothing does, so after
-    /// the first `burst` requests none is allowed.
+    /// the first `burst` requests none is allowed. Required, unless there is `percentOfShare`, with which it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4_294_967_295_u32), extend("format" = "int64"))]
-    pub limit: u32,
+    pub limit: Option<u32>,
+    /// In place of `burst` and `limit`: in any time of `interval`, a pod may make one request for so many percent of
+    /// the objects of its share. The objects of the kinds and namespaces of `resourceRules` are counted; these have to
+    /// be labelled. 1 to 100, and always at least one request. Absent: `burst` and `limit` say how much.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub percent_of_share: Option<u32>,
     /// Whose bucket it is. Pod: each pod has one of its own. Shard, Operator: the pods of a shard, or of an operator,
     /// share one; each has an equal part, and a pod that comes begins with an empty one. Default Pod.
     #[serde(default, skip_serializing_if = "BucketScope::is_pod")]
@@ -299,6 +319,11 @@ pub struct CircuitBreakerStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["group"]))]
     pub divisions: Vec<BucketDivision>,
+    /// How many objects are in the share of each shard, for limits with `percentOfShare`. Written by the manager's
+    /// leader only; the proxies follow it. Absent or empty: nothing is counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["limit", "shard"]))]
+    pub shares: Vec<ShareSize>,
     /// The selected pods, at most 200: first those with an open breaker. Absent or empty: no pod is selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -319,6 +344,21 @@ pub struct BucketDivision {
     /// The pods that have one. Other pods of the group wait until each of these enforces its part.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub pods: Vec<DivisionPod>,
+}
+
+/// How many objects a limit goes by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShareSize {
+    /// The limit's name.
+    pub limit: String,
+    /// Whose share, as `NAMESPACE/NAME/SHARD`, with the name of the root.
+    pub shard: String,
+    /// How many objects of the limit's kinds and namespaces are in it.
+    #[schemars(range(min = 0))]
+    pub objects: i64,
+    /// A hash of the limit's `resourceRules`, for which the objects were counted.
+    pub resource_rules_hash: String,
 }
 
 /// A pod that has a part of a bucket.

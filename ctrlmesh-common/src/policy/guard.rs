@@ -13,6 +13,9 @@ pub struct Guard {
     /// How much is allowed. Absent: nothing is counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bucket>,
+    /// How much is allowed of the pod's share, in place of a bucket. Absent: the bucket says how much.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
     /// The pod's part of the bucket. Absent: the whole bucket is the pod's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
@@ -43,6 +46,19 @@ pub struct Bucket {
     pub limit: u32,
     /// In nanoseconds.
     pub interval_nanoseconds: u64,
+}
+
+/// How many requests a pod may make in any time of an interval, by the size of its share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Budget {
+    /// 1 to 100.
+    pub percent: u32,
+    /// In nanoseconds.
+    pub interval_nanoseconds: u64,
+    /// How many objects are in the share. Absent: they are not counted yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objects: Option<u64>,
 }
 
 /// One pod's part of a bucket that several pods share.
@@ -93,7 +109,7 @@ pub struct RequestMatch {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuardError {
     /// Its trigger needs a bucket.
-    #[error("bucket: is needed, as the trigger is {trigger:?}")]
+    #[error("bucket or budget: one of them is needed, as the trigger is {trigger:?}")]
     NoBucket {
         /// The trigger.
         trigger: Trigger,
@@ -102,7 +118,7 @@ pub enum GuardError {
     #[error("bucket.burst: must be at least 1")]
     Burst,
     /// Nothing can flow in within no time.
-    #[error("bucket.intervalNanoseconds: must be at least 1")]
+    #[error("intervalNanoseconds: must be at least 1")]
     Interval,
     /// The pod has no place among those that share the bucket.
     #[error("part: of must be at least 1, and number less than that")]
@@ -110,6 +126,12 @@ pub enum GuardError {
     /// A pod that shares a bucket begins with an empty one.
     #[error("bucket.limit: must be at least 1, as pods share the bucket")]
     PartOfBudget,
+    /// Nobody knows which of the two counts.
+    #[error("bucket, budget: only one of them is allowed")]
+    Both,
+    /// A budget of this share is none.
+    #[error("budget.percent: must be 1 to 100")]
+    Percent,
     /// Another guard has the same breaker and rule.
     #[error("rule {rule:?} of {breaker} is another guard's, too")]
     Repeated {
@@ -139,9 +161,11 @@ impl Guard {
         })
     }
 
-    /// Whether both are the same rule with the same fields; `reset`, `part` and `holds` do not count.
+    /// Whether both are the same rule with the same fields; `reset`, `part`, `holds` and how many objects a share has
+    /// do not count.
     pub fn means_the_same(&self, other: &Self) -> bool {
-        let fields = |one: &Self| (one.trigger, one.bucket, one.sleeping_window_nanoseconds);
+        let budget = |one: &Self| one.budget.map(|budget| (budget.percent, budget.interval_nanoseconds));
+        let fields = |one: &Self| (one.trigger, one.bucket, budget(one), one.sleeping_window_nanoseconds);
         self.is_rule(&other.breaker, &other.rule) && fields(self) == fields(other) && self.requests == other.requests
     }
 
@@ -155,6 +179,9 @@ impl Guard {
     /// # Errors
     /// The first field that is wrong.
     pub fn check(&self) -> Result<(), GuardError> {
+        if let Some(budget) = self.budget {
+            return budget.check(self.bucket);
+        }
         match self.bucket {
             None if matches!(self.trigger, Trigger::Normal | Trigger::LimiterOnly) => {
                 Err(GuardError::NoBucket { trigger: self.trigger })
@@ -162,6 +189,23 @@ impl Guard {
             Some(Bucket { burst: 0, .. }) => Err(GuardError::Burst),
             Some(Bucket { interval_nanoseconds: 0, .. }) => Err(GuardError::Interval),
             bucket => self.part.as_ref().map_or(Ok(()), |part| part.check(bucket)),
+        }
+    }
+}
+
+impl Budget {
+    /// How many requests are allowed in any time of the interval: at least one. None while the objects are not counted.
+    pub fn requests(&self) -> Option<u64> {
+        let of = |objects| u128::from(objects) * u128::from(self.percent) / 100;
+        self.objects.map(|objects| u64::try_from(of(objects)).unwrap_or(u64::MAX).max(1))
+    }
+
+    fn check(&self, bucket: Option<Bucket>) -> Result<(), GuardError> {
+        match self {
+            _ if bucket.is_some() => Err(GuardError::Both),
+            Self { percent: 0 | 101.., .. } => Err(GuardError::Percent),
+            Self { interval_nanoseconds: 0, .. } => Err(GuardError::Interval),
+            _ => Ok(()),
         }
     }
 }
@@ -203,6 +247,7 @@ mod tests {
             breaker: "ops/wild".to_owned(),
             rule: "creates".to_owned(),
             bucket: Some(Bucket { burst, limit: 2, interval_nanoseconds: 10 }),
+            budget: None,
             part: Some(part),
             trigger: Trigger::Normal,
             sleeping_window_nanoseconds: None,
@@ -236,6 +281,37 @@ mod tests {
         let mut guard = shared(4, part(2, Some(0)));
         guard.bucket = Some(Bucket { burst: 4, limit: 5, interval_nanoseconds: u64::MAX });
         assert_eq!(guard.own_bucket().unwrap(), Bucket { burst: 2, limit: 2, interval_nanoseconds: u64::MAX });
+    }
+
+    #[test]
+    fn a_budget_is_a_part_of_the_share_and_never_nothing() {
+        let requests = |percent, objects| Budget { percent, interval_nanoseconds: 1, objects }.requests();
+        for (percent, objects, expected) in
+            [(2, 0, 1), (2, 49, 1), (2, 99, 1), (2, 100, 2), (100, 7, 7), (1, u64::MAX, u64::MAX / 100)]
+        {
+            assert_eq!(requests(percent, Some(objects)), Some(expected), "{percent} % of {objects}");
+        }
+        assert_eq!(requests(2, None), None);
+    }
+
+    #[test]
+    fn a_budget_that_cannot_be_is_refused() {
+        let budget = |percent, interval_nanoseconds| Some(Budget { percent, interval_nanoseconds, objects: None });
+        let guard = Guard { bucket: None, budget: budget(2, 1), part: None, ..shared(1, part(1, None)) };
+        assert_eq!(guard.check(), Ok(()));
+        assert_eq!(Guard { budget: budget(0, 1), ..guard.clone() }.check(), Err(GuardError::Percent));
+        assert_eq!(Guard { budget: budget(101, 1), ..guard.clone() }.check(), Err(GuardError::Percent));
+        assert_eq!(Guard { budget: budget(1, 0), ..guard.clone() }.check(), Err(GuardError::Interval));
+        let both = Guard { bucket: shared(1, part(1, None)).bucket, ..guard };
+        assert_eq!(both.check(), Err(GuardError::Both));
+    }
+
+    #[test]
+    fn a_share_that_grows_does_not_change_the_rule() {
+        let budget = |percent, objects| Some(Budget { percent, interval_nanoseconds: 1, objects });
+        let guard = Guard { bucket: None, budget: budget(2, None), part: None, ..shared(1, part(1, None)) };
+        assert!(guard.means_the_same(&Guard { budget: budget(2, Some(9)), ..guard.clone() }));
+        assert!(!guard.means_the_same(&Guard { budget: budget(3, None), ..guard.clone() }));
     }
 
     #[test]

@@ -182,11 +182,20 @@ fn report(
             let old = review.old_object.as_ref().map(read::<ShardingConfig>).transpose()?;
             of_config(&config, old.as_ref(), snapshot, labelling)
         }
-        "CircuitBreaker" => validate::circuit_breaker(&read::<CircuitBreaker>(object)?),
+        "CircuitBreaker" => of_breaker(&read::<CircuitBreaker>(object)?, snapshot),
         "FaultInjection" => validate::fault_injection(&read::<FaultInjection>(object)?),
         "ManagerState" => validate::manager_state(&read::<ManagerState>(object)?),
         _ => Report::default(),
     })
+}
+
+/// Checks a CircuitBreaker by itself, and whether what it counts is labelled.
+fn of_breaker(breaker: &CircuitBreaker, snapshot: Option<&Snapshot>) -> Report {
+    let mut report = validate::circuit_breaker(breaker);
+    if let Some(labels) = snapshot.and_then(|snapshot| labelled_by(snapshot, None)) {
+        report.errors.extend(validate::counted(breaker, &labels).errors);
+    }
+    report
 }
 
 /// Checks a ShardingConfig by itself, against others and pods of its namespace, and against its old version. Also
@@ -235,23 +244,28 @@ fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     report
 }
 
-/// Warns of limits by labels that nobody sets. A kind is labelled where a root names it or the list of kinds has it. An
-/// unreadable or unknown list is reported elsewhere.
+/// Warns of limits by labels that nobody sets.
 fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
-    let Some(Ok(listed)) = snapshot.listed.as_deref().map(KindList::read) else {
-        return Report::default();
-    };
-    let roots = snapshot.configs.iter().chain([config]).filter_map(|config| config.spec.root.as_ref());
-    let named: Vec<NamedResources> = roots.map(labels::named_resources).collect();
-    let labels = |group: &str, resource: &str| {
-        let Some(kind) = snapshot.served.kind(group, resource) else { return true };
-        let is_named = named.iter().any(|named| labels::is_named(named, group, resource));
-        listed.has(group, kind) || is_named && snapshot.served.supports(group, resource, &VERBS)
-    };
+    let Some(labels) = labelled_by(snapshot, Some(config)) else { return Report::default() };
     // Includes labels of a running migration.
     let carried = snapshot.scheme.carried();
     let keys: Vec<&str> = carried.flat_map(|one| [&*one.hash_key, &*one.namespace_key]).collect();
     validate::labelled(config, &keys, &labels)
+}
+
+/// Whether the objects of a group and plural are labelled: a root, or `config`, names them, or the list of kinds has
+/// them. What is not served is not known, and counts as labelled. `None` where the list is unknown or unreadable, which
+/// is reported elsewhere.
+fn labelled_by(snapshot: &Snapshot, config: Option<&ShardingConfig>) -> Option<impl Fn(&str, &str) -> bool> {
+    let listed = snapshot.listed.as_deref().map(KindList::read)?.ok()?;
+    let roots = snapshot.configs.iter().chain(config).filter_map(|config| config.spec.root.as_ref());
+    let named: Vec<NamedResources> = roots.map(labels::named_resources).collect();
+    Some(move |group: &str, resource: &str| {
+        let Some(kind) = snapshot.served.kind(group, resource) else { return true };
+        let is_named = named.iter().any(|named| labels::is_named(named, group, resource));
+        let is_namespace = (group, resource) == ("", labels::NAMESPACES);
+        is_namespace || listed.has(group, kind) || is_named && snapshot.served.supports(group, resource, &VERBS)
+    })
 }
 
 fn answer(response: AdmissionResponse, report: &Report) -> AdmissionResponse {

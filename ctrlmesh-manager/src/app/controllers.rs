@@ -27,7 +27,7 @@ use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::evidence::{EvidenceFollower, InForce};
 use crate::cluster::plan::{self, Plan, Plans};
 use crate::labels::migration::{Migration, MigrationMetrics, MigrationNotice};
-use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, Progress, RateLimit};
+use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, ObjectCounts, Progress, RateLimit};
 use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
 use crate::ownership::FenceKeeper;
@@ -79,6 +79,7 @@ pub(super) fn start(
         cache: Arc::clone(&cache),
         progress: CurrentProgress::default(),
         notice: MigrationNotice::default(),
+        counts: ObjectCounts::default(),
     };
     let reported = labels.clone();
     let control = ClusterWriter {
@@ -90,8 +91,8 @@ pub(super) fn start(
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
-    drain.spawn_until_started(rules_writer::<CircuitBreaker>(context, &cache, &plans).run());
-    drain.spawn_until_started(rules_writer::<FaultInjection>(context, &cache, &plans).run());
+    drain.spawn_until_started(rules_writer::<CircuitBreaker>(context, &plans, &labels).run());
+    drain.spawn_until_started(rules_writer::<FaultInjection>(context, &plans, &labels).run());
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
@@ -133,14 +134,15 @@ fn keep_fences(context: &Context, cache: &Arc<Cache>, plans: &Plans) {
 
 fn rules_writer<Kind>(
     context: &Context,
-    cache: &Arc<Cache>,
     plans: &Plans,
+    labels: &LabelState,
 ) -> RulesWriter<Kind, impl Fn() -> bool + Send + Sync + use<Kind>> {
     let leadership = context.leadership.clone();
     RulesWriter {
         client: context.client.clone(),
         recorder: EventRecorder::new(context.client.clone(), REPORTER.into()),
-        cache: Arc::clone(cache),
+        cache: Arc::clone(&labels.cache),
+        objects: labels.counts.clone(),
         plans: plans.clone(),
         store: Arc::clone(&context.store),
         may_write: move || leadership.is_held(),
@@ -174,6 +176,7 @@ struct LabelState {
     cache: Arc<Cache>,
     progress: CurrentProgress,
     notice: MigrationNotice,
+    counts: ObjectCounts,
 }
 
 impl LabelState {
@@ -225,33 +228,31 @@ fn replica_list(context: &Context, status_writer: StatusWriter) -> ReplicaList {
 
 /// Labels objects by the current scheme, while this replica leads.
 fn keep_labels(context: &Context, background: Client, labels: LabelState, metrics: LabelMetrics) {
-    let LabelState { cache, progress: current, .. } = labels;
     let (this, mut leadership) = (context.clone(), context.leadership.clone());
-    let mut schemes = cache.schemes();
+    let mut schemes = labels.cache.schemes();
     context.drain.spawn_until_started(async move {
         loop {
             leadership.acquired().await;
             let mut here = Leadership::clone(&leadership);
             let scheme = schemes.borrow_and_update().clone();
-            let progress = current.set(scheme.clone());
-            let labels = async {
+            let progress = labels.progress.set(scheme.clone());
+            let labelling = async {
                 let Some(scheme) = scheme else { return std::future::pending().await };
                 // The next leader must know by which scheme objects were labelled.
-                if time::timeout(WRITTEN_WITHIN, cache.scheme_written()).await.is_err() {
+                if time::timeout(WRITTEN_WITHIN, labels.cache.scheme_written()).await.is_err() {
                     warn!(state = MANAGER_STATE, "objects are labelled, and it is not written by what");
                 }
-                let (client, cache) = (background.clone(), Arc::clone(&cache));
-                let labels = labeller(&this, client, scheme, cache, metrics.clone(), progress);
-                Box::pin(Arc::new(labels).run(this.drain.clone())).await;
+                let labeller = labeller(&this, background.clone(), scheme, &labels, metrics.clone(), progress);
+                Box::pin(Arc::new(labeller).run(this.drain.clone())).await;
             };
             tokio::select! {
-                () = labels => {}
+                () = labelling => {}
                 // The scheme changed.
                 _ = schemes.changed() => {}
                 // Another replica leads now.
                 () = here.lost() => {}
             }
-            current.set(None);
+            labels.progress.set(None);
         }
     });
 }
@@ -260,7 +261,7 @@ fn labeller(
     context: &Context,
     background: Client,
     scheme: Arc<Scheme>,
-    cache: Arc<Cache>,
+    labels: &LabelState,
     metrics: LabelMetrics,
     progress: Progress,
 ) -> Labeller<impl Fn() -> bool + Send + Sync + 'static> {
@@ -277,10 +278,11 @@ fn labeller(
         namespace: context.args.namespace.clone(),
         scheme,
         at_once,
-        cache,
+        cache: Arc::clone(&labels.cache),
         recorder: EventRecorder::new(background, REPORTER.into()),
         metrics,
         progress,
+        counts: labels.counts.clone(),
         may_write: move || leadership.is_held(),
         rate_limit: RateLimit::per_second(context.args.label_rate),
     }

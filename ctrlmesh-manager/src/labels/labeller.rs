@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 use super::namespaces::Namespaces;
 use super::progress::{KindProgress, ListProgress};
-use super::{AdmissionLabelling, Kind, Kinds, KindsError, NAMESPACES, Progress, RateLimit, Served};
+use super::{AdmissionLabelling, Kind, Kinds, KindsError, NAMESPACES, ObjectCounts, Progress, RateLimit, Served};
 use super::{is_unowned, list_of_kinds};
 use crate::cluster::cache::Cache;
 use crate::cluster::event_recorder::EventRecorder;
@@ -82,6 +82,7 @@ pub struct Labeller<MayWrite> {
     pub recorder: EventRecorder,
     pub metrics: LabelMetrics,
     pub progress: Progress,
+    pub counts: ObjectCounts,
     /// Whether this replica leads at this moment.
     pub may_write: MayWrite,
     pub rate_limit: RateLimit,

@@ -1,12 +1,13 @@
 //! Reads a CircuitBreaker as the guards that it gives to pods.
 
 use ctrlmesh_common::api::{
-    self, BucketDivision, BucketScope, CircuitBreaker, OnOpen, RateLimiting, RecoverType, ResourceRule, TriggerPolicy,
-    parse_duration,
+    self, BucketDivision, BucketScope, CircuitBreaker, OnOpen, RateLimiting, RecoverType, ResourceRule, ShareSize,
+    TriggerPolicy, parse_duration,
 };
 use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_common::policy::Guard;
-use ctrlmesh_common::policy::guard::{Bucket, Part, RequestMatch, Trigger};
+use ctrlmesh_common::policy::guard::{Bucket, Budget, Part, RequestMatch, Trigger};
+use ctrlmesh_common::wire;
 
 use super::pod_selection::PodSelection;
 use super::validate;
@@ -20,12 +21,14 @@ pub struct Breaker {
     pub bytes: usize,
     /// How shared buckets are divided, as its status says.
     pub divisions: Vec<BucketDivision>,
+    /// How many objects are in the shares, as its status says.
+    pub shares: Vec<ShareSize>,
 }
 
 /// A rule as the guard that it gives to pods.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Without a part.
+    /// Without a part, and without the size of a share.
     pub guard: Guard,
     pub scope: BucketScope,
 }
@@ -33,14 +36,18 @@ pub struct Rule {
 /// What a part of a shared bucket takes as JSON, at most: three names and four numbers.
 const PART_BYTES: usize = 640;
 
+/// What the size of a share takes as JSON, at most.
+const SIZE_BYTES: usize = 32;
+
 impl From<&CircuitBreaker> for Breaker {
     fn from(breaker: &CircuitBreaker) -> Self {
         let switch = (label::DISABLE_CIRCUIT_BREAKER, false);
         let selection = PodSelection::read(breaker, switch, &breaker.spec.selector, validate::circuit_breaker);
         // Also where it is switched off: proxies may still enforce their parts.
         let divisions = breaker.status.as_ref().map(|status| status.divisions.clone()).unwrap_or_default();
+        let shares = breaker.status.as_ref().map(|status| status.shares.clone()).unwrap_or_default();
         if selection.selector.is_none() {
-            return Self { selection, rules: Vec::new(), bytes: 0, divisions };
+            return Self { selection, rules: Vec::new(), bytes: 0, divisions, shares };
         }
         let annotations = breaker.metadata.annotations.as_ref();
         let reset = annotations.and_then(|all| all.get(annotation::RESET_CIRCUIT_BREAKER)).map(String::as_str);
@@ -48,10 +55,10 @@ impl From<&CircuitBreaker> for Breaker {
         let rules = breaker.spec.rate_limitings.iter().filter(|limiting| !limiting.resource_rules.is_empty());
         let rules: Vec<Rule> = rules.map(|limiting| rule(&selection.name, limiting, reset)).collect();
         // Strings and numbers always serialise.
-        let part = |rule: &Rule| if rule.scope == BucketScope::Pod { 0 } else { PART_BYTES };
+        let part = |rule: &Rule| if rule.scope == BucketScope::Pod { SIZE_BYTES } else { PART_BYTES };
         let bytes = |rule: &Rule| serde_json::to_vec(&rule.guard).unwrap_or_default().len() + 1 + part(rule);
         let bytes = rules.iter().map(bytes).sum();
-        Self { selection, rules, bytes, divisions }
+        Self { selection, rules, bytes, divisions, shares }
     }
 }
 
@@ -60,13 +67,26 @@ impl Breaker {
     pub fn guards(&self, uid: &str, operator: Option<&str>, shard: Option<&str>) -> impl Iterator<Item = Guard> {
         self.rules.iter().map(move |Rule { guard, scope }| {
             let part = group(*scope, operator, shard).map(|group| self.part(group, uid));
-            Guard { part, ..guard.clone() }
+            let budget = guard.budget.map(|budget| Budget { objects: self.objects(guard, operator, shard), ..budget });
+            Guard { part, budget, ..guard.clone() }
         })
+    }
+
+    /// The written size of a share, if it is of these kinds.
+    pub fn share_size(&self, limit: &str, shard: &str, hash: &str) -> Option<&ShareSize> {
+        let is_it = |one: &&ShareSize| (&*one.limit, &*one.shard, &*one.resource_rules_hash) == (limit, shard, hash);
+        self.shares.iter().find(is_it)
     }
 
     /// Whether pods share a bucket.
     pub fn is_shared(&self) -> bool {
         self.rules.iter().any(|rule| rule.scope != BucketScope::Pod)
+    }
+
+    fn objects(&self, guard: &Guard, operator: Option<&str>, shard: Option<&str>) -> Option<u64> {
+        let shard = group(BucketScope::Shard, operator, shard)?;
+        let size = self.share_size(&guard.rule, &shard, &kinds_hash(guard))?;
+        u64::try_from(size.objects).ok()
     }
 
     fn part(&self, group: String, uid: &str) -> Part {
@@ -109,6 +129,7 @@ fn rule(breaker: &str, limiting: &RateLimiting, reset: Option<&str>) -> Rule {
         breaker: breaker.to_owned(),
         rule: limiting.name.clone(),
         bucket: limiting.bucket.as_ref().and_then(bucket),
+        budget: limiting.bucket.as_ref().and_then(budget),
         part: None,
         trigger,
         sleeping_window_nanoseconds: window.and_then(nanoseconds),
@@ -126,7 +147,18 @@ fn is_end(rest: &str) -> bool {
 
 fn bucket(bucket: &api::Bucket) -> Option<Bucket> {
     let interval_nanoseconds = nanoseconds(&bucket.interval)?;
-    Some(Bucket { burst: bucket.burst, limit: bucket.limit, interval_nanoseconds })
+    Some(Bucket { burst: bucket.burst?, limit: bucket.limit?, interval_nanoseconds })
+}
+
+fn budget(bucket: &api::Bucket) -> Option<Budget> {
+    let interval_nanoseconds = nanoseconds(&bucket.interval)?;
+    Some(Budget { percent: bucket.percent_of_share?, interval_nanoseconds, objects: None })
+}
+
+/// A hash of which objects count for a budget.
+pub fn kinds_hash(guard: &Guard) -> String {
+    // Strings always serialise.
+    format!("{:016x}", wire::digest(&serde_json::to_vec(&guard.requests).unwrap_or_default()))
 }
 
 /// Of a valid duration: at most 292 years, so that it fits.

@@ -104,6 +104,13 @@ pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
     report
 }
 
+/// Refuses limits by share on resources that are not labelled. `labels` takes group and plural.
+pub fn counted(breaker: &CircuitBreaker, labels: &dyn Fn(&str, &str) -> bool) -> Report {
+    let mut report = Report::default();
+    breaker::check_counted(&breaker.spec, labels, &mut report);
+    report
+}
+
 pub fn fault_injection(injection: &FaultInjection) -> Report {
     let mut report = Report::default();
     fault::check(&injection.spec, &mut report);

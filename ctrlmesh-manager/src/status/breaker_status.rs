@@ -20,8 +20,10 @@ use crate::status::rules_writer::RulesKind;
 use crate::status::targets::{self, MAX_PODS, Observed};
 
 mod division;
+mod share_size;
 
 use division::divisions;
+use share_size::ShareSizes;
 
 /// States of limits in one status, over all of its pods.
 const MAX_SNAPSHOTS: usize = 2000;
@@ -36,6 +38,10 @@ impl RulesKind for CircuitBreaker {
         cache.breakers()
     }
 
+    fn counts_objects(read: &Breaker) -> bool {
+        read.rules.iter().any(|rule| rule.guard.budget.is_some())
+    }
+
     fn set_written(status: &mut CircuitBreakerStatus, at: Time) {
         status.last_updated_time = Some(at);
     }
@@ -44,13 +50,14 @@ impl RulesKind for CircuitBreaker {
         of(cached, observed)
     }
 
-    /// Whether nothing but counts of requests has changed.
+    /// Whether nothing but counts of requests and objects has changed.
     fn differ_in_counts_only(before: &CircuitBreakerStatus, after: &CircuitBreakerStatus) -> bool {
         let without_counts = |status: &CircuitBreakerStatus| {
             let mut status = status.clone();
             for one in status.target_status.iter_mut().flat_map(|target| &mut target.limiting_snapshots) {
                 (one.allowed, one.refused) = (None, None);
             }
+            status.shares.iter_mut().for_each(|share| share.objects = 0);
             status
         };
         without_counts(before) == without_counts(after)
@@ -77,8 +84,9 @@ fn of(cached: &CachedBreaker, observed: Observed<'_>) -> CircuitBreakerStatus {
     let mut target_status: Vec<BreakerTargetStatus> = targets.iter().map(status).collect();
     let open = opened(&target_status);
     let divisions = if is_planned { divisions(read, &targets, observed) } else { read.divisions.clone() };
+    let shares = ShareSizes::of(read, &targets, observed);
     let obstacle = targets::obstacle(&read.selection, &targets, observed.plan);
-    let programmed = obstacle.or_else(|| undivided(read, &targets, &divisions));
+    let programmed = obstacle.or_else(|| shares.obstacle()).or_else(|| undivided(read, &targets, &divisions));
     let programmed = programmed.unwrap_or_else(|| targets::acknowledged(&targets, hash.as_ref()));
     let conditions =
         [("Accepted", targets::accepted(&read.selection)), ("Programmed", programmed), ("Open", is_open(&open))];
@@ -91,6 +99,7 @@ fn of(cached: &CachedBreaker, observed: Observed<'_>) -> CircuitBreakerStatus {
         current_spec_hash: hash,
         conditions: conditions.into(),
         divisions,
+        shares: shares.sizes,
         target_status,
     }
 }

@@ -17,6 +17,10 @@ impl RulesKind for FaultInjection {
         cache.injections()
     }
 
+    fn counts_objects(_: &Injection) -> bool {
+        false
+    }
+
     fn set_written(status: &mut FaultInjectionStatus, at: Time) {
         status.last_updated_time = Some(at);
     }

@@ -24,6 +24,7 @@ use crate::cluster::cache::{Cache, CachedRules};
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::plan::{Plan, Plans};
 use crate::cluster::write_error::within;
+use crate::labels::ObjectCounts;
 use crate::push::policy_store::PolicyStore;
 use crate::rules::object_name::{full_name, name, namespace};
 use crate::status::cluster_writer::{EventNote, FIELD_MANAGER};
@@ -63,6 +64,8 @@ pub(super) trait RulesKind:
     type Read: Send + Sync;
 
     fn cached(cache: &Cache) -> Vec<CachedRules<Self, Self::Read>>;
+    /// Whether the status depends on how many objects there are.
+    fn counts_objects(read: &Self::Read) -> bool;
     fn set_written(status: &mut Self::Status, at: Time);
     /// The status as it should be, but for the time of the write.
     fn compute(cached: &CachedRules<Self, Self::Read>, observed: Observed<'_>) -> Self::Status;
@@ -76,6 +79,8 @@ pub struct RulesWriter<Kind, MayWrite> {
     pub client: Client,
     pub recorder: EventRecorder,
     pub cache: Arc<Cache>,
+    /// How many objects there are of each kind.
+    pub objects: ObjectCounts,
     pub plans: Plans,
     pub store: Arc<PolicyStore>,
     /// Whether this replica leads now.
@@ -87,6 +92,8 @@ pub struct RulesWriter<Kind, MayWrite> {
 struct Basis {
     plan: Arc<Plan>,
     receipts: u64,
+    /// Of what was counted; 0 if nothing counts.
+    objects: u64,
     /// The resourceVersion of each.
     versions: Vec<Option<String>>,
     new_leader: bool,
@@ -125,7 +132,9 @@ impl<Kind: RulesKind, MayWrite: Fn() -> bool + Send + Sync> RulesWriter<Kind, Ma
     fn basis(&self, plan: Arc<Plan>, cached: &[CachedRules<Kind, Kind::Read>], since: Instant) -> Basis {
         let versions = cached.iter().map(|one| one.object.resource_version()).collect();
         let (receipts, new_leader) = (*self.store.receipts_changed().borrow(), since.elapsed() < NEW_LEADER);
-        Basis { plan, receipts, versions, new_leader }
+        let counts = cached.iter().any(|one| Kind::counts_objects(&one.read));
+        let objects = if counts { self.objects.version() } else { 0 };
+        Basis { plan, receipts, objects, versions, new_leader }
     }
 
     /// Returns whether every status is as it should be.
@@ -134,7 +143,8 @@ impl<Kind: RulesKind, MayWrite: Fn() -> bool + Send + Sync> RulesWriter<Kind, Ma
         let mut is_done = true;
         for one in cached.iter().filter(|one| one.object.meta().deletion_timestamp.is_none()) {
             let (plan, new_leader, now) = (&*basis.plan, basis.new_leader, Timestamp::now());
-            let status = Kind::compute(one, Observed { plan, receipts: &receipts, new_leader, now });
+            let status =
+                Kind::compute(one, Observed { plan, receipts: &receipts, objects: &self.objects, new_leader, now });
             let before = one.object.status().cloned().unwrap_or_default();
             if status == before {
                 continue;
@@ -202,6 +212,7 @@ impl<Kind: RulesKind, MayWrite: Fn() -> bool + Send + Sync> RulesWriter<Kind, Ma
 impl PartialEq for Basis {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.plan, &other.plan)
-            && (self.receipts, &self.versions, self.new_leader) == (other.receipts, &other.versions, other.new_leader)
+            && (self.receipts, self.objects, self.new_leader) == (other.receipts, other.objects, other.new_leader)
+            && self.versions == other.versions
     }
 }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::cluster::plan::Plan;
+use crate::labels::ObjectCounts;
 use crate::push::policy_store::Receipt;
 use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::{Member, PodName};
@@ -25,6 +26,8 @@ pub(super) type ReceiptsByPod = BTreeMap<PodName, Receipt>;
 pub(super) struct Observed<'a> {
     pub(super) plan: &'a Plan,
     pub(super) receipts: &'a ReceiptsByPod,
+    /// How many objects there are of each kind.
+    pub(super) objects: &'a ObjectCounts,
     /// Whether this replica became leader so recently that its watches may lag behind.
     pub(super) new_leader: bool,
     pub(super) now: Timestamp,

@@ -8,9 +8,11 @@ mod breaker;
 mod matching;
 mod refused;
 mod rules;
+mod window;
 
 pub use breaker::{Breaker, ProbeId, Verdict};
 pub use bucket::{Moment, TokenBucket};
 pub use matching::matches;
 pub use refused::{Cause, Refused};
 pub use rules::{Admitted, Guards, OpenRule};
+pub use window::Window;

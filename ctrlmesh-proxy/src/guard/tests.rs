@@ -13,6 +13,7 @@ fn guard(rule: &str, trigger: Trigger) -> Guard {
         breaker: "ops/wild".to_owned(),
         rule: rule.to_owned(),
         bucket: Some(Bucket { burst: 1, limit: 0, interval_nanoseconds: 1 }),
+        budget: None,
         part: None,
         trigger,
         sleeping_window_nanoseconds: None,

@@ -80,6 +80,8 @@ pub struct Write {
     pub pod: String,
     /// Which.
     pub object: Object,
+    /// Whether it is gone by that, or will be.
+    pub is_delete: bool,
 }
 
 /// An object that two pods took turns in changing.
@@ -127,7 +129,7 @@ impl AuditHistory {
                 }
             }
             Request::Write(object) if good && event.ended => {
-                self.writes.push(Write { at: event.at, pod, object });
+                self.writes.push(Write { at: event.at, pod, object, is_delete: event.verb == "delete" });
             }
             _ => {}
         }

@@ -15,6 +15,7 @@ mod failures;
 mod share;
 
 mod enrolment;
+mod guard;
 
 /// How many of the first namespaces a change of the rule moves.
 const MOVED: usize = 20;
@@ -80,6 +81,13 @@ pub const ADDED: Step = Step {
     run: share::added,
 };
 
+/// A replica runs wild.
+pub const WILD: Step = Step {
+    title: "a replica runs wild: it deletes what it has made",
+    promise: "a CircuitBreaker stops it at 2 % of its share; the others work on; a reset lets it go on",
+    run: guard::wild,
+};
+
 /// Proxies and manager are replaced.
 pub const ROLLOUT: Step = Step {
     title: "proxies and manager are restarted, one after the other, under load",
@@ -102,7 +110,7 @@ pub const LEAVE: Step = Step {
 };
 
 /// The steps of the demo.
-pub const DEMO: [Step; 8] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, END];
+pub const DEMO: [Step; 9] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, WILD, END];
 
 /// The names of all namespaces that the steps make, where there are so many at first.
 pub fn namespaces(first: usize) -> Vec<String> {

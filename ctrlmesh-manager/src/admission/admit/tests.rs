@@ -85,6 +85,36 @@ fn a_limit_by_labels_that_nobody_sets_is_a_warning() {
     }
 }
 
+#[test]
+fn a_limit_by_share_on_what_nobody_labels_is_refused() {
+    let breaker = |group: &str, resources: &[&str], bucket: Value| {
+        let rule = json!({"apiGroups": [group], "resources": resources, "verbs": ["delete"], "namespaces": ["*"]});
+        json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker", "metadata": {"name": "b", "namespace": "ops"},
+            "spec": {"selector": {"matchLabels": {"app": "a"}}, "rateLimitings": [{"name": "a", "bucket": bucket, "resourceRules": [rule]}]}})
+    };
+    let by_share = || json!({"percentOfShare": 2, "interval": "5m"});
+    let known = Snapshot { listed: Some("groupVersionKinds: {v1: [Pod]}".to_owned()), ..snapshot("") };
+    let refused = |object: Value| message(&validated(&asked("CREATE", object, None), Some(&known))).to_owned();
+    let said = refused(breaker("apps", &["deployments/scale"], by_share()));
+    let expected =
+        "spec.rateLimitings[0].resourceRules[0].resources[0]: \"deployments\" of apiGroup \"apps\" cannot be counted";
+    assert!(said.contains(expected), "{said}");
+    for fine in [
+        breaker("", &["pods", "pods/eviction", "namespaces"], by_share()),
+        breaker("apps", &["deployments"], json!({"burst": 1, "limit": 1, "interval": "1s"})),
+        // What is not served yet may be labelled once it is.
+        breaker("example.com", &["widgets"], by_share()),
+    ] {
+        let response = validated(&asked("CREATE", fine.clone(), None), Some(&known));
+        assert!(response.allowed, "{fine}: {}", message(&response));
+    }
+    let unknown = Snapshot { listed: None, ..known.clone() };
+    let of_apps = breaker("apps", &["deployments"], by_share());
+    assert!(validated(&asked("CREATE", of_apps.clone(), None), Some(&unknown)).allowed);
+    let by_root = Snapshot { configs: snapshot(ROOT).configs, ..known };
+    assert!(validated(&asked("CREATE", of_apps, None), Some(&by_root)).allowed, "the root names every kind");
+}
+
 fn asked(operation: &str, object: Value, old: Option<Value>) -> Review {
     let gvk = json!({"group": "ctrlmesh.kusionstack.io", "version": "v1alpha1", "kind": object["kind"]});
     let review = json!({

@@ -18,6 +18,7 @@ use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
 use super::{DEADLINE, Labeller, PAGE, RepairOutcome};
+use crate::labels::object_counts::KindCounter;
 use crate::labels::progress::KindProgress;
 use crate::labels::retry_queue::RetryQueue;
 use crate::labels::{Change, Kind, change, is_unowned, is_waited_for};
@@ -34,6 +35,7 @@ struct KindFollower<MayWrite> {
     name: String,
     kind: Kind,
     unfinished: KindProgress,
+    counter: KindCounter,
     retries: RetryQueue,
     /// Objects that were labelled in this pass.
     repaired: u64,
@@ -60,7 +62,10 @@ pub(super) async fn follow<MayWrite>(
     MayWrite: Fn() -> bool + Send + Sync + 'static,
 {
     let (retries, repaired, listed, failures) = (RetryQueue::default(), 0, false, 0);
-    let mut this = KindFollower { labels, name, kind, unfinished, retries, repaired, listed, failures, reported: None };
+    let counter = labels.counts.counter(&name, &kind, labels.scheme.in_force.hash);
+    let reported = None;
+    let mut this =
+        KindFollower { labels, name, kind, unfinished, counter, retries, repaired, listed, failures, reported };
     loop {
         Box::pin(this.pass()).await;
     }
@@ -117,14 +122,22 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
         }
         match event {
             Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                self.counter.there_is(&object.metadata);
                 self.look(&object.metadata).await;
             }
             Ok(Event::InitDone) => {
+                self.counter.list_ends();
                 self.listed = true;
                 self.unfinished.unseen(None);
             }
-            Ok(Event::Delete(object)) => self.retries.done(&object.metadata),
-            Ok(Event::Init) => self.retries.listed_anew(),
+            Ok(Event::Delete(object)) => {
+                self.counter.there_is_no(&object.metadata);
+                self.retries.done(&object.metadata);
+            }
+            Ok(Event::Init) => {
+                self.counter.list_begins();
+                self.retries.listed_anew();
+            }
             Err(error) => {
                 let text = error.to_string();
                 warn!(kind = self.name, error = text, "watch failed; goes on");

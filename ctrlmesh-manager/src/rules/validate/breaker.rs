@@ -1,9 +1,10 @@
 //! Validates circuit breakers.
 
 use ctrlmesh_common::api::{
-    BucketScope, CircuitBreakerSpec, ContentType, OnOpen, RateLimiting, RecoverPolicy, RecoverType,
-    TrafficInterceptRule, TriggerPolicy,
+    Bucket, BucketScope, CircuitBreakerSpec, ContentType, OnOpen, RateLimiting, RecoverPolicy, RecoverType,
+    ResourceRule, TrafficInterceptRule, TriggerPolicy,
 };
+use ctrlmesh_common::resource::WILDCARD;
 
 use super::{Report, positive_duration, regular_expression, required_selector};
 
@@ -31,12 +32,7 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
     match &limiting.bucket {
         Some(bucket) => {
             positive_duration(&format!("{field}.bucket.interval"), &bucket.interval, report);
-            if bucket.limit == 0 && bucket.scope != BucketScope::Pod {
-                report.error(
-                    format!("{field}.bucket.limit"),
-                    "must be at least 1 with the scopes Shard and Operator; a pod that comes begins with an empty bucket",
-                );
-            }
+            check_bucket(field, bucket, &limiting.resource_rules, report);
         }
         None if counts => {
             report.error(format!("{field}.bucket"), "is required with the trigger policies Normal and LimiterOnly");
@@ -63,6 +59,68 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
                 format!("{field}.recoverPolicy"),
                 "is not used: only with the trigger policy Normal does the breaker open by itself",
             );
+        }
+    }
+}
+
+fn check_bucket(field: &str, bucket: &Bucket, rules: &[ResourceRule], report: &mut Report) {
+    let is_shared = bucket.scope != BucketScope::Pod;
+    if bucket.limit == Some(0) && is_shared {
+        report.error(
+            format!("{field}.bucket.limit"),
+            "must be at least 1 with the scopes Shard and Operator; a pod that comes begins with an empty bucket",
+        );
+    }
+    if bucket.percent_of_share.is_none() {
+        for (name, value) in [("burst", bucket.burst), ("limit", bucket.limit)] {
+            if value.is_none() {
+                report.error(format!("{field}.bucket.{name}"), "is required, unless there is percentOfShare");
+            }
+        }
+        return;
+    }
+    if bucket.burst.is_some() || bucket.limit.is_some() {
+        report.error(
+            format!("{field}.bucket.percentOfShare"),
+            "stands in place of burst and limit, and cannot be beside them",
+        );
+    }
+    if is_shared {
+        report.error(
+            format!("{field}.bucket.scope"),
+            "must be Pod with percentOfShare; the share is that of the pod's shard",
+        );
+    }
+    let is_open = |rule: &ResourceRule| {
+        rule.api_groups.iter().any(|group| group == WILDCARD)
+            || rule.resources.iter().any(|resource| resource.starts_with(WILDCARD))
+    };
+    if rules.iter().any(is_open) {
+        report.error(
+            format!("{field}.resourceRules"),
+            "must write out groups and resources with bucket.percentOfShare; their objects are counted",
+        );
+    }
+}
+
+/// Refuses limits that count objects of kinds that nobody labels. `labels` takes group and plural.
+pub(super) fn check_counted(spec: &CircuitBreakerSpec, labels: &dyn Fn(&str, &str) -> bool, report: &mut Report) {
+    for (at, limiting) in spec.rate_limitings.iter().enumerate() {
+        if limiting.bucket.as_ref().is_none_or(|bucket| bucket.percent_of_share.is_none()) {
+            continue;
+        }
+        for (number, rule) in limiting.resource_rules.iter().enumerate() {
+            for (place, resource) in rule.resources.iter().enumerate() {
+                let plural = resource.split_once('/').map_or(resource.as_str(), |(plural, _)| plural);
+                if let Some(group) = rule.api_groups.iter().find(|group| !labels(group, plural)) {
+                    report.error(
+                        format!("spec.rateLimitings[{at}].resourceRules[{number}].resources[{place}]"),
+                        format!(
+                            "{plural:?} of apiGroup {group:?} cannot be counted for percentOfShare, because nobody labels it: name it in the resourceSelector of a root, or use burst and limit"
+                        ),
+                    );
+                }
+            }
         }
     }
 }

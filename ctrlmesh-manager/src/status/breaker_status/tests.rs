@@ -8,6 +8,7 @@ use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
 use crate::cluster::plan::Plan;
+use crate::labels::ObjectCounts;
 use crate::push::policy_store::Receipt;
 use crate::rules::compile::PoliciesByPod;
 use crate::rules::pod::PodName;
@@ -28,6 +29,7 @@ struct Bed {
     breaker: CachedBreaker,
     plan: Plan,
     receipts: ReceiptsByPod,
+    objects: ObjectCounts,
 }
 
 impl Bed {
@@ -42,7 +44,8 @@ impl Bed {
         let plan = plan::of(Snapshot::of_manifests(&text), &PoliciesByPod::new());
         let object: CircuitBreaker = serde_saphyr::from_str(breaker).unwrap();
         let read = Breaker::from(&object);
-        Self { breaker: CachedBreaker { object: Arc::new(object), read }, plan, receipts: ReceiptsByPod::new() }
+        let breaker = CachedBreaker { object: Arc::new(object), read };
+        Self { breaker, plan, receipts: ReceiptsByPod::new(), objects: ObjectCounts::default() }
     }
 
     /// The proxy of a pod reports these limits, and whether they are open since 5 s after 1970.
@@ -72,7 +75,7 @@ impl Bed {
 
     fn status(&self) -> CircuitBreakerStatus {
         let (plan, receipts, now) = (&self.plan, &self.receipts, Timestamp::UNIX_EPOCH);
-        of(&self.breaker, Observed { plan, receipts, new_leader: false, now })
+        of(&self.breaker, Observed { plan, receipts, objects: &self.objects, new_leader: false, now })
     }
 
     /// The status is written, and a new leader knows nothing else.

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
+use crate::labels::ObjectCounts;
 use crate::push::policy_store::Receipt;
 use crate::rules::compile::PoliciesByPod;
 use crate::rules::pod::PodName;
@@ -44,7 +45,8 @@ fn status(text: &str, pods: &str, refused: Option<&str>) -> FaultInjectionStatus
     let object: FaultInjection = serde_saphyr::from_str(text).unwrap();
     let read = Injection::from(&object);
     let cached = CachedInjection { object: Arc::new(object), read };
-    let observed = Observed { plan: &plan, receipts: &receipts, new_leader: false, now: Timestamp::UNIX_EPOCH };
+    let (objects, now) = (ObjectCounts::default(), Timestamp::UNIX_EPOCH);
+    let observed = Observed { plan: &plan, receipts: &receipts, objects: &objects, new_leader: false, now };
     FaultInjection::compute(&cached, observed)
 }
 

@@ -1,28 +1,31 @@
-//! The breaker of one rule: a pure state machine over a token bucket.
+//! The breaker of one rule: a pure state machine over a token bucket or a budget.
 //!
-//! A closed breaker opens when a request finds the bucket empty. Once the sleeping window is over, it is half-open.
-//! Then one request passes at a time, if the bucket holds one: the probe. If the probe succeeds, the breaker closes. If
-//! it fails, the breaker opens anew.
+//! A closed breaker opens when a request finds the bucket empty, or the budget used up. Once the sleeping window is
+//! over, it is half-open. Then one request passes at a time, if the bucket holds one: the probe. If the probe succeeds,
+//! the breaker closes. If it fails, the breaker opens anew.
 
 use ctrlmesh_common::policy::guard::{Guard, Trigger};
 
 use super::refused::Cause;
-use super::{Moment, TokenBucket};
+use super::{Moment, TokenBucket, Window};
 
 /// While a probe is under way, nobody knows when it ends; clients come again after this.
 const PROBE_RETRY_NANOSECONDS: u64 = 1_000_000_000;
 
-/// A pod gets its part of a shared bucket when all others have taken a smaller one: mostly within some seconds.
+/// A pod gets its part of a shared bucket when all others have taken a smaller one, and its budget once its share is
+/// counted: mostly within some seconds.
 const PART_RETRY_NANOSECONDS: u64 = 1_000_000_000;
 
 /// Tells the probes of a pod apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeId(pub u64);
 
-/// The bucket and the breaker of one rule. The default is closed, with a full bucket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The bucket or budget and the breaker of one rule. The default is closed, and nothing is used up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Breaker {
     tokens: TokenBucket,
+    /// Of a budget.
+    spent: Window,
     state: State,
     /// Whether it ever let a request pass.
     is_used: bool,
@@ -82,7 +85,7 @@ impl Breaker {
 
     pub fn check(&self, guard: &Guard, now: Moment) -> Verdict {
         let bucket = guard.own_bucket();
-        let next = bucket.map_or(Some(now), |bucket| self.tokens.next(&bucket, now));
+        let next = self.next(guard, now);
         let has_token = next == Some(now);
         match (guard.trigger, self.state) {
             (Trigger::ForceClosed, _) => Verdict::Pass,
@@ -92,6 +95,10 @@ impl Breaker {
                 if bucket.is_some_and(|own| own.burst == 0) =>
             {
                 without_part(guard, now)
+            }
+            (Trigger::LimiterOnly, _) | (Trigger::Normal, State::Closed) if is_uncounted(guard) => {
+                let retry_at = Some(now.after(PART_RETRY_NANOSECONDS));
+                Verdict::Refuse { cause: Cause::Uncounted, retry_at, opens: false }
             }
             (Trigger::LimiterOnly, _) => Verdict::Refuse { cause: Cause::Empty, retry_at: next, opens: false },
             // Nobody has used it up.
@@ -111,14 +118,24 @@ impl Breaker {
         }
     }
 
+    /// When a request may pass by bucket or budget: `now`, later, or never.
+    fn next(&self, guard: &Guard, now: Moment) -> Option<Moment> {
+        if let Some(budget) = guard.budget {
+            return self.spent.next(budget.requests()?, budget.interval_nanoseconds, now);
+        }
+        guard.own_bucket().map_or(Some(now), |bucket| self.tokens.next(&bucket, now))
+    }
+
     /// Charges a request that every rule lets pass, by this breaker's verdict. A probe gets this ID.
     pub fn pass(&mut self, guard: &Guard, verdict: Verdict, probe: ProbeId, now: Moment) {
         if guard.trigger == Trigger::ForceClosed {
             return;
         }
         self.is_used = true;
-        if let Some(bucket) = guard.own_bucket() {
-            self.tokens.take(&bucket, now);
+        match (guard.budget, guard.own_bucket()) {
+            (Some(budget), _) => self.spent.take(budget.interval_nanoseconds, now),
+            (None, Some(bucket)) => self.tokens.take(&bucket, now),
+            (None, None) => {}
         }
         if let (Verdict::Probe, State::Open { until: Some(until) }) = (verdict, self.state) {
             self.state = State::Probing { probe, until };
@@ -183,6 +200,11 @@ fn refuse(until: Option<Moment>, next: Option<Moment>, opens: bool) -> Verdict {
     let cause = if until.is_some() { Cause::Open } else { Cause::OpenUntilReset };
     // At `until` the bucket may still be empty.
     Verdict::Refuse { cause, retry_at: until.zip(next).map(|(until, next)| until.max(next)), opens }
+}
+
+/// Whether nobody knows yet how much the budget is.
+fn is_uncounted(guard: &Guard) -> bool {
+    guard.budget.is_some_and(|budget| budget.objects.is_none())
 }
 
 /// Of a pod that has nothing of a shared bucket, now or for good.

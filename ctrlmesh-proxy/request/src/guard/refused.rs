@@ -34,6 +34,8 @@ pub enum Cause {
     ForceOpened,
     /// The pod is new, and the bucket is being divided anew.
     PartAwaited,
+    /// The manager has not counted the objects of the pod's share.
+    Uncounted,
     /// More pods share the bucket than requests fit in it.
     NoPart,
 }
@@ -64,7 +66,7 @@ impl fmt::Display for Refused {
         let (namespace, name) = breaker.split_once('/').unwrap_or(("", breaker));
         write!(f, "rule {rule:?} of CircuitBreaker {breaker} ")?;
         match cause {
-            Cause::Empty => f.write_str("is used up: its bucket is empty")?,
+            Cause::Empty => f.write_str("is used up")?,
             Cause::Open => f.write_str("is open")?,
             Cause::OpenUntilReset => {
                 // Each value counts once, so that it holds the time.
@@ -76,6 +78,9 @@ impl fmt::Display for Refused {
             }
             Cause::ForceOpened => f.write_str("refuses everything: its triggerPolicy is ForceOpened")?,
             Cause::PartAwaited => f.write_str("is shared by several pods, and this one has no part of it yet")?,
+            Cause::Uncounted => {
+                f.write_str("is a percentage of the pod's share, whose objects are not counted yet; its condition Programmed says why")?;
+            }
             Cause::NoPart => f.write_str("is shared by more pods than its burst, and this one has no part of it")?,
         }
         match (retry_after, cause) {
@@ -95,6 +100,7 @@ mod tests {
             breaker: "ops/wild".to_owned(),
             rule: "creates".to_owned(),
             bucket: None,
+            budget: None,
             part: None,
             trigger: ctrlmesh_common::policy::guard::Trigger::ForceOpened,
             sleeping_window_nanoseconds: None,

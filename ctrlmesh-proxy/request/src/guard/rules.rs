@@ -61,7 +61,7 @@ impl Guards {
             let reset = guard.reset.clone().or_else(|| known.and_then(|rule| rule.guard.reset.clone()));
             let part = newest(before.and_then(|rule| rule.guard.part.as_ref()), guard.part.as_ref());
             let guard = Guard { reset, part: part.cloned(), ..guard.clone() };
-            let breaker = known.map(|rule| rule.breaker.with_part_of(&rule.guard, &guard, now));
+            let breaker = known.map(|rule| rule.breaker.clone().with_part_of(&rule.guard, &guard, now));
             let breaker = breaker.unwrap_or_else(|| Breaker::new(&guard, now));
             Rule { guard, breaker }
         });

@@ -4,6 +4,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,6 +25,15 @@ const (
 
 	// siteLabel is on every page, and names its website.
 	siteLabel = "web.example.com/site"
+
+	// bugAnnotation on a website switches a bug on: bugDeletePages is its only value.
+	bugAnnotation = "web.example.com/bug"
+
+	// bugDeletePages has the operator delete every page that it sees, of whatever website, again and again.
+	bugDeletePages = "delete-pages"
+
+	// bugInterval is how long a wild operator waits before it goes on.
+	bugInterval = time.Second
 )
 
 // WebsiteReconciler reconciles websites.
@@ -54,6 +64,11 @@ func (r *WebsiteReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 		if err := r.Update(ctx, site); err != nil {
 			return ctrl.Result{}, err
 		}
+	}
+	if site.Annotations[bugAnnotation] == bugDeletePages {
+		err := r.deleteAllPages(ctx)
+		log.FromContext(ctx).Info("runs wild", "error", err)
+		return ctrl.Result{RequeueAfter: bugInterval}, nil
 	}
 	changed, err := r.publish(ctx, site)
 	if err != nil {
@@ -120,6 +135,20 @@ func (r *WebsiteReconciler) unpublish(ctx context.Context, site *webv1alpha1.Web
 	log.FromContext(ctx).Info("unpublished", "pages", len(pages))
 	controllerutil.RemoveFinalizer(site, finalizer)
 	return client.IgnoreNotFound(r.Update(ctx, site))
+}
+
+// deleteAllPages deletes the pages of all websites, until one cannot be deleted.
+func (r *WebsiteReconciler) deleteAllPages(ctx context.Context) error {
+	pages := &corev1.ConfigMapList{}
+	if err := r.List(ctx, pages, client.HasLabels{siteLabel}); err != nil {
+		return err
+	}
+	for i := range pages.Items {
+		if err := client.IgnoreNotFound(r.Delete(ctx, &pages.Items[i])); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *WebsiteReconciler) updateStatus(ctx context.Context, site *webv1alpha1.Website) error {

@@ -7,6 +7,7 @@ mod address;
 mod attacks;
 mod audit;
 mod bed;
+mod budgets;
 mod comeback;
 mod dead;
 mod faults;

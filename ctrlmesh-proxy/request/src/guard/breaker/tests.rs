@@ -1,4 +1,4 @@
-use ctrlmesh_common::policy::guard::{Bucket, Part};
+use ctrlmesh_common::policy::guard::{Bucket, Budget, Part};
 use proptest::prelude::*;
 
 use super::*;
@@ -11,6 +11,7 @@ fn guard(trigger: Trigger, bucket: Option<Bucket>, window: Option<u64>) -> Guard
         breaker: "ops/wild".to_owned(),
         rule: "creates".to_owned(),
         bucket,
+        budget: None,
         part: None,
         trigger,
         sleeping_window_nanoseconds: window,
@@ -45,6 +46,55 @@ fn a_limiter_refuses_one_by_one_and_never_opens() {
     let empty = |at| refused(Cause::Empty, Some(at), false);
     assert_eq!(asked, [pass, pass, empty(SECOND), pass, empty(2 * SECOND)]);
     assert!(!breaker.is_open(&guard));
+}
+
+/// Two percent of a share with so many objects, a second.
+fn of_share(trigger: Trigger, objects: Option<u64>) -> Guard {
+    let budget = Some(Budget { percent: 2, interval_nanoseconds: SECOND, objects });
+    Guard { budget, ..guard(trigger, None, None) }
+}
+
+#[test]
+fn a_budget_passes_at_once_and_then_the_breaker_opens() {
+    let (guard, mut breaker) = (of_share(Trigger::Normal, Some(199)), Breaker::default());
+    let asked = [0, 0, 0, 0, 2 * SECOND].map(|now| ask(&mut breaker, &guard, Moment(now)));
+    let (pass, open) = (Verdict::Pass, |opens| refused(Cause::OpenUntilReset, None, opens));
+    assert_eq!(asked, [pass, pass, pass, open(true), open(false)], "2 % of 199 are 3");
+}
+
+#[test]
+fn a_budget_of_a_limiter_comes_back() {
+    let (guard, mut breaker) = (of_share(Trigger::LimiterOnly, Some(100)), Breaker::default());
+    let half = SECOND / 2;
+    let asked = [0, half, half, SECOND, SECOND].map(|now| ask(&mut breaker, &guard, Moment(now)));
+    let (pass, empty) = (Verdict::Pass, |at| refused(Cause::Empty, Some(at), false));
+    assert_eq!(asked, [pass, pass, empty(SECOND), pass, empty(SECOND + half)]);
+}
+
+#[test]
+fn a_share_that_is_not_counted_opens_nothing() {
+    for trigger in [Trigger::Normal, Trigger::LimiterOnly] {
+        let (uncounted, mut breaker) = (of_share(trigger, None), Breaker::default());
+        let verdict = ask(&mut breaker, &uncounted, Moment(7));
+        assert_eq!(verdict, refused(Cause::Uncounted, Some(7 + SECOND), false));
+        let counted = of_share(trigger, Some(1));
+        breaker = breaker.with_part_of(&uncounted, &counted, Moment(8));
+        assert_eq!(ask(&mut breaker, &counted, Moment(8)), Verdict::Pass);
+    }
+    let forced = of_share(Trigger::ForceClosed, None);
+    assert_eq!(ask(&mut Breaker::default(), &forced, Moment(0)), Verdict::Pass);
+}
+
+#[test]
+fn a_share_that_grows_allows_more_at_once() {
+    let (small, large) = (of_share(Trigger::LimiterOnly, Some(50)), of_share(Trigger::LimiterOnly, Some(150)));
+    let mut breaker = Breaker::default();
+    assert_eq!(ask(&mut breaker, &small, Moment(0)), Verdict::Pass);
+    assert_eq!(ask(&mut breaker, &small, Moment(1)), refused(Cause::Empty, Some(SECOND), false));
+    breaker = breaker.with_part_of(&small, &large, Moment(2));
+    let half = SECOND / 2;
+    let asked = [half, half, half].map(|now| ask(&mut breaker, &large, Moment(now)));
+    assert_eq!(asked, [Verdict::Pass, Verdict::Pass, refused(Cause::Empty, Some(SECOND), false)]);
 }
 
 #[test]
@@ -250,7 +300,7 @@ proptest! {
             let (guard, mut breaker) = (guard(trigger, Some(bucket), window), Breaker::default());
             for _ in 0..requests {
                 if let Verdict::Refuse { retry_at: Some(at), .. } = ask(&mut breaker, &guard, Moment(7)) {
-                    let mut later = breaker;
+                    let mut later = breaker.clone();
                     let before = ask(&mut later.clone(), &guard, Moment(at.0 - 1));
                     let is_refused = matches!(before, Verdict::Refuse { .. });
                     prop_assert!(is_refused);

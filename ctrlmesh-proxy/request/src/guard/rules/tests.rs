@@ -14,6 +14,7 @@ fn limiter(rule: &str, resource: &str, burst: u32) -> Guard {
         breaker: "ops/wild".to_owned(),
         rule: rule.to_owned(),
         bucket: Some(Bucket { burst, limit: 0, interval_nanoseconds: SECOND }),
+        budget: None,
         part: None,
         trigger: Trigger::LimiterOnly,
         sleeping_window_nanoseconds: None,
