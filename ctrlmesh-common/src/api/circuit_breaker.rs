@@ -59,8 +59,8 @@ pub struct CircuitBreakerSpec {
         .message("bucket: is required with the trigger policies Normal and LimiterOnly"),
     validation = Rule::new("has(self.resourceRules) && size(self.resourceRules) > 0 || has(self.restRules) && size(self.restRules) > 0")
         .message("resourceRules: at least one rule, here or in restRules, is required; the limit would apply to nothing"),
-    validation = Rule::new("!has(self.bucket) || !has(self.bucket.percentOfShare) || !has(self.resourceRules) || self.resourceRules.all(rule, !('*' in rule.apiGroups) && !rule.resources.exists(name, name.startsWith('*')))")
-        .message("resourceRules: must write out groups and resources with bucket.percentOfShare; their objects are counted")
+    validation = Rule::new("!has(self.bucket) || !has(self.bucket.percentOfShare) || has(self.resourceRules) && size(self.resourceRules) > 0 && self.resourceRules.all(rule, !('*' in rule.apiGroups) && !rule.resources.exists(name, name.startsWith('*')))")
+        .message("resourceRules: are required with bucket.percentOfShare, and must write out groups and resources; their objects are counted")
 )]
 pub struct RateLimiting {
     /// The limit's name, distinct within the resource.
@@ -137,7 +137,7 @@ pub struct Bucket {
     /// the objects of its share. The objects of the kinds and namespaces of `resourceRules` are counted; these have to
     /// be labelled. 1 to 100, and always at least one request. Absent: `burst` and `limit` say how much.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 100))]
+    #[schemars(range(min = 1, max = 100), extend("format" = "int64"))]
     pub percent_of_share: Option<u32>,
     /// Whose bucket it is. Pod: each pod has one of its own. Shard, Operator: the pods of a shard, or of an operator,
     /// share one; each has an equal part, and a pod that comes begins with an empty one. Default Pod.
@@ -354,7 +354,8 @@ pub struct ShareSize {
     pub limit: String,
     /// Whose share, as `NAMESPACE/NAME/SHARD`, with the name of the root.
     pub shard: String,
-    /// How many objects of the limit's kinds and namespaces are in it.
+    /// How many objects of the limit's kinds and namespaces are in it, by which its budget goes. A growth of less than
+    /// a tenth is left out.
     #[schemars(range(min = 0))]
     pub objects: i64,
     /// A hash of the limit's `resourceRules`, for which the objects were counted.

@@ -120,8 +120,8 @@ pub enum GuardError {
     /// Nothing can flow in within no time.
     #[error("intervalNanoseconds: must be at least 1")]
     Interval,
-    /// The pod has no place among those that share the bucket.
-    #[error("part: of must be at least 1, and number less than that")]
+    /// The pod has no place among those that share the bucket, or a budget is shared.
+    #[error("part: of must be at least 1, and number less than that; a budget has none")]
     Part,
     /// A pod that shares a bucket begins with an empty one.
     #[error("bucket.limit: must be at least 1, as pods share the bucket")]
@@ -180,7 +180,7 @@ impl Guard {
     /// The first field that is wrong.
     pub fn check(&self) -> Result<(), GuardError> {
         if let Some(budget) = self.budget {
-            return budget.check(self.bucket);
+            return if self.part.is_some() { Err(GuardError::Part) } else { budget.check(self.bucket) };
         }
         match self.bucket {
             None if matches!(self.trigger, Trigger::Normal | Trigger::LimiterOnly) => {
@@ -302,8 +302,9 @@ mod tests {
         assert_eq!(Guard { budget: budget(0, 1), ..guard.clone() }.check(), Err(GuardError::Percent));
         assert_eq!(Guard { budget: budget(101, 1), ..guard.clone() }.check(), Err(GuardError::Percent));
         assert_eq!(Guard { budget: budget(1, 0), ..guard.clone() }.check(), Err(GuardError::Interval));
-        let both = Guard { bucket: shared(1, part(1, None)).bucket, ..guard };
+        let both = Guard { bucket: shared(1, part(1, None)).bucket, ..guard.clone() };
         assert_eq!(both.check(), Err(GuardError::Both));
+        assert_eq!(Guard { part: Some(part(1, None)), ..guard }.check(), Err(GuardError::Part));
     }
 
     #[test]

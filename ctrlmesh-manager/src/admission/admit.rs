@@ -182,18 +182,24 @@ fn report(
             let old = review.old_object.as_ref().map(read::<ShardingConfig>).transpose()?;
             of_config(&config, old.as_ref(), snapshot, labelling)
         }
-        "CircuitBreaker" => of_breaker(&read::<CircuitBreaker>(object)?, snapshot),
+        "CircuitBreaker" => {
+            let old = review.old_object.as_ref().map(read::<CircuitBreaker>).transpose()?;
+            of_breaker(&read::<CircuitBreaker>(object)?, old.as_ref(), snapshot)
+        }
         "FaultInjection" => validate::fault_injection(&read::<FaultInjection>(object)?),
         "ManagerState" => validate::manager_state(&read::<ManagerState>(object)?),
         _ => Report::default(),
     })
 }
 
-/// Checks a CircuitBreaker by itself, and whether what it counts is labelled.
-fn of_breaker(breaker: &CircuitBreaker, snapshot: Option<&Snapshot>) -> Report {
+/// Checks a CircuitBreaker by itself, and whether what it counts is labelled. Limits that stand already are warned of
+/// only, so that one that cannot be counted any more can be reset and switched off.
+fn of_breaker(breaker: &CircuitBreaker, old: Option<&CircuitBreaker>, snapshot: Option<&Snapshot>) -> Report {
     let mut report = validate::circuit_breaker(breaker);
     if let Some(labels) = snapshot.and_then(|snapshot| labelled_by(snapshot, None)) {
-        report.errors.extend(validate::counted(breaker, &labels).errors);
+        let uncounted = validate::counted(breaker, &labels).errors;
+        let stands = old.is_some_and(|old| old.spec.rate_limitings == breaker.spec.rate_limitings);
+        if stands { report.warnings.extend(uncounted) } else { report.errors.extend(uncounted) }
     }
     report
 }

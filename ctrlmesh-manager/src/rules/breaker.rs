@@ -55,8 +55,12 @@ impl From<&CircuitBreaker> for Breaker {
         let rules = breaker.spec.rate_limitings.iter().filter(|limiting| !limiting.resource_rules.is_empty());
         let rules: Vec<Rule> = rules.map(|limiting| rule(&selection.name, limiting, reset)).collect();
         // Strings and numbers always serialise.
-        let part = |rule: &Rule| if rule.scope == BucketScope::Pod { SIZE_BYTES } else { PART_BYTES };
-        let bytes = |rule: &Rule| serde_json::to_vec(&rule.guard).unwrap_or_default().len() + 1 + part(rule);
+        let of_pod = |rule: &Rule| match (rule.scope, rule.guard.budget) {
+            (BucketScope::Pod, None) => 0,
+            (BucketScope::Pod, Some(_)) => SIZE_BYTES,
+            _ => PART_BYTES,
+        };
+        let bytes = |rule: &Rule| serde_json::to_vec(&rule.guard).unwrap_or_default().len() + 1 + of_pod(rule);
         let bytes = rules.iter().map(bytes).sum();
         Self { selection, rules, bytes, divisions, shares }
     }

@@ -60,7 +60,9 @@ impl RulesKind for CircuitBreaker {
             status.shares.iter_mut().for_each(|share| share.objects = 0);
             status
         };
-        without_counts(before) == without_counts(after)
+        // A breaker must not open because its budget is that of a smaller share.
+        let grows = after.shares.iter().zip(&before.shares).any(|(after, before)| after.objects > before.objects);
+        !grows && without_counts(before) == without_counts(after)
     }
 
     fn events(before: &CircuitBreakerStatus, after: &CircuitBreakerStatus) -> Vec<EventNote> {

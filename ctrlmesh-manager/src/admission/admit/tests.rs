@@ -108,6 +108,14 @@ fn a_limit_by_share_on_what_nobody_labels_is_refused() {
         let response = validated(&asked("CREATE", fine.clone(), None), Some(&known));
         assert!(response.allowed, "{fine}: {}", message(&response));
     }
+    // Its kinds were labelled once: it can still be reset.
+    let stored = breaker("apps", &["deployments"], by_share());
+    let mut reset = stored.clone();
+    reset["metadata"]["annotations"] = json!({"circuitbreaker.ctrlmesh.kusionstack.io/reset": "a"});
+    let response = validated(&asked("UPDATE", reset.clone(), Some(stored.clone())), Some(&known));
+    assert!(response.allowed && response.warnings.unwrap()[0].contains("cannot be counted"));
+    reset["spec"]["rateLimitings"][0]["bucket"]["percentOfShare"] = json!(3);
+    assert!(!validated(&asked("UPDATE", reset, Some(stored)), Some(&known)).allowed);
     let unknown = Snapshot { listed: None, ..known.clone() };
     let of_apps = breaker("apps", &["deployments"], by_share());
     assert!(validated(&asked("CREATE", of_apps.clone(), None), Some(&unknown)).allowed);

@@ -145,6 +145,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
                     self.failures = self.failures.saturating_add(1);
                 }
                 if self.failures >= FAILURES {
+                    self.counter.cannot_list();
                     self.unfinished.unseen(Some(&text));
                 }
             }

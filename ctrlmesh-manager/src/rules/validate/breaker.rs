@@ -91,14 +91,14 @@ fn check_bucket(field: &str, bucket: &Bucket, rules: &[ResourceRule], report: &m
             "must be Pod with percentOfShare; the share is that of the pod's shard",
         );
     }
-    let is_open = |rule: &ResourceRule| {
+    let is_wide = |rule: &ResourceRule| {
         rule.api_groups.iter().any(|group| group == WILDCARD)
             || rule.resources.iter().any(|resource| resource.starts_with(WILDCARD))
     };
-    if rules.iter().any(is_open) {
+    if rules.is_empty() || rules.iter().any(is_wide) {
         report.error(
             format!("{field}.resourceRules"),
-            "must write out groups and resources with bucket.percentOfShare; their objects are counted",
+            "are required with bucket.percentOfShare, and must write out groups and resources; their objects are counted",
         );
     }
 }

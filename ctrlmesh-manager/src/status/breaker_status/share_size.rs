@@ -20,8 +20,10 @@ use crate::status::targets::Observed;
 #[derive(Debug, Default)]
 pub(super) struct ShareSizes {
     pub(super) sizes: Vec<ShareSize>,
-    /// One reason a limit and shard.
+    /// What is not counted, and why.
     uncounted: Vec<String>,
+    /// Whether a size is not written yet, so that no proxy knows it.
+    is_new: bool,
 }
 
 /// What a shard owns, by the table of its operator.
@@ -31,15 +33,38 @@ struct Owned<'a> {
     table: &'a Ownership,
 }
 
+/// Why a share is not counted.
+enum Uncounted {
+    /// It will be. Meanwhile, what is written holds.
+    Yet(String),
+    No(String),
+}
+
 impl ShareSizes {
     pub(super) fn of(read: &Breaker, targets: &[Target<'_>], observed: Observed<'_>) -> Self {
-        let policies = targets.iter().filter_map(|target| target.policy);
-        let shards: BTreeSet<(&str, &str)> =
-            policies.filter_map(|policy| Some((policy.operator.as_deref()?, policy.shard.as_deref()?))).collect();
         let mut all = Self::default();
-        for rule in read.rules.iter().filter(|rule| rule.guard.budget.is_some()) {
-            for (operator, shard) in &shards {
-                all.add(read, &rule.guard, (operator, shard), observed);
+        let limits: Vec<&Guard> =
+            read.rules.iter().map(|rule| &rule.guard).filter(|one| one.budget.is_some()).collect();
+        if limits.is_empty() {
+            return all;
+        }
+        let mut shards: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for target in targets {
+            let shard = target.policy.map(|policy| policy.operator.as_deref().zip(policy.shard.as_deref()));
+            match shard {
+                Some(Some(shard)) => drop(shards.insert(shard)),
+                Some(None) => all.uncounted.push(format!("pod {} is of no shard", target.member.name.name)),
+                None => {}
+            }
+        }
+        // A shard may be without a pod for a moment.
+        let known = read.shares.iter().filter_map(|size| size.shard.rsplit_once('/'));
+        shards.extend(
+            known.filter(|(operator, shard)| table(operator, observed).is_some_and(|table| owns(table, shard))),
+        );
+        for guard in limits {
+            for shard in &shards {
+                all.add(read, guard, *shard, observed);
             }
         }
         all
@@ -47,25 +72,31 @@ impl ShareSizes {
 
     fn add(&mut self, read: &Breaker, guard: &Guard, (operator, shard): (&str, &str), observed: Observed<'_>) {
         let Some(group) = breaker::group(BucketScope::Shard, Some(operator), Some(shard)) else { return };
-        let before = read.share_size(&guard.rule, &group, &breaker::kinds_hash(guard));
-        match count(guard, operator, shard, observed) {
+        let (limit, hash) = (guard.rule.clone(), breaker::kinds_hash(guard));
+        let before = read.share_size(&limit, &group, &hash);
+        self.is_new |= before.is_none();
+        let why = match count(guard, operator, shard, observed) {
             Ok(objects) => {
-                let before = before.filter(|before| is_near(guard, before.objects, objects));
-                let limit = guard.rule.clone();
-                let size =
-                    || ShareSize { limit, shard: group, objects, resource_rules_hash: breaker::kinds_hash(guard) };
-                self.sizes.push(before.cloned().unwrap_or_else(size));
+                let stays = before.filter(|before| is_near(guard, before.objects, objects));
+                let size = || ShareSize { limit, shard: group, objects, resource_rules_hash: hash };
+                self.sizes.push(stays.cloned().unwrap_or_else(size));
+                return;
             }
-            Err(why) => {
-                self.uncounted.push(format!("limit {:?}, shard {group}: {why}", guard.rule));
-                self.sizes.extend(before.cloned());
-            }
-        }
+            Err(Uncounted::Yet(why)) => Some(why).filter(|_| before.is_none()),
+            Err(Uncounted::No(why)) => Some(why),
+        };
+        self.uncounted.extend(why.map(|why| format!("limit {limit:?}, shard {group}: {why}")));
+        self.sizes.extend(before.cloned());
     }
 
-    /// Why some limit has no budget, or an old one; `None` if all have.
+    /// Why some proxy has no budget, or an old one; `None` if all have theirs.
     pub(super) fn obstacle(&self) -> Option<Finding> {
-        (!self.uncounted.is_empty()).then(|| finding(false, "NotCounted", listed(&self.uncounted, "; ")))
+        if self.uncounted.is_empty() {
+            return self
+                .is_new
+                .then(|| finding(false, "Counting", "the proxies do not know the sizes of all shares yet"));
+        }
+        Some(finding(false, "NotCounted", listed(&self.uncounted, "; ")))
     }
 }
 
@@ -79,11 +110,28 @@ fn is_near(guard: &Guard, before: i64, now: i64) -> bool {
     before <= now && now - before <= before / 10
 }
 
+fn table<'a>(operator: &str, observed: Observed<'a>) -> Option<&'a Ownership> {
+    observed.plan.compiled.operators.get(operator)?.ownership.as_ref()
+}
+
+fn owns(table: &Ownership, shard: &str) -> bool {
+    table.slots.values().chain(table.namespaces.values()).any(|owner| owner == shard)
+}
+
 /// The objects of the limit's kinds and namespaces in the share.
-fn count(guard: &Guard, operator: &str, shard: &str, observed: Observed<'_>) -> Result<i64, String> {
-    let record = observed.plan.compiled.operators.get(operator);
-    let table = record.and_then(|record| record.ownership.as_ref());
-    let table = table.ok_or("the shard is by hand, so nobody knows what it owns")?;
+fn count(guard: &Guard, operator: &str, shard: &str, observed: Observed<'_>) -> Result<i64, Uncounted> {
+    let Some(table) = table(operator, observed) else {
+        let is_known = observed.plan.compiled.operators.contains_key(operator);
+        let why =
+            if is_known { "it is a shard by hand, and nobody knows what it owns" } else { "its root is not valid" };
+        return Err(Uncounted::No(why.to_owned()));
+    };
+    if table.revoked.is_some() {
+        return Err(Uncounted::Yet("slots are on their way from one shard to another".to_owned()));
+    }
+    if !owns(table, shard) {
+        return Err(Uncounted::Yet("it owns nothing yet".to_owned()));
+    }
     let owned = Owned { shard, table };
     let mut kinds: BTreeSet<(&str, &str)> = BTreeSet::new();
     for requests in &guard.requests {
@@ -105,7 +153,7 @@ fn of_kind(
     rules: &[&RequestMatch],
     owned: Owned<'_>,
     observed: Observed<'_>,
-) -> Result<u64, String> {
+) -> Result<u64, Uncounted> {
     let hash = observed.plan.snapshot.scheme.in_force.hash;
     let is_named = |namespace: Option<&str>| {
         let mut namespaces = rules.iter().flat_map(|rule| &rule.namespaces);
@@ -119,11 +167,15 @@ fn of_kind(
         let there = all.by_ref().filter(|name| is_there(hash.slot(name), Some(name)));
         return Ok(there.count() as u64);
     }
-    match observed.objects.count(group, plural, hash, is_there) {
-        Counted::Objects(objects) => Ok(objects),
-        Counted::InProgress => Err(format!("{plural} of group {group:?} are being counted")),
-        Counted::Unlabelled => Err(format!("{plural} of group {group:?} are not labelled, so they are not counted")),
-    }
+    let (why, is_passing) = match observed.objects.count(group, plural, is_there) {
+        Counted::Objects(objects) => return Ok(objects),
+        Counted::InProgress => ("are being counted", true),
+        Counted::Stale => ("cannot be listed any more", false),
+        // The watches of a new leader have not begun.
+        Counted::Unlabelled => ("are not labelled, so they are not counted", observed.new_leader),
+    };
+    let why = format!("{plural} of group {group:?} {why}");
+    Err(if is_passing { Uncounted::Yet(why) } else { Uncounted::No(why) })
 }
 
 fn is_named(requests: &RequestMatch, group: &str, plural: &str) -> bool {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::later;
 use crate::audit::Resource;
-use crate::checks::{WHOLE_WITHIN, of_shard, seconds, steady};
+use crate::checks::{WHOLE_WITHIN, seconds, steady};
 use crate::environment::Environment;
 use crate::install::{self, ROLLED_OUT_WITHIN};
 use crate::rules::shard_of;
@@ -48,9 +48,11 @@ pub(super) fn wild(environment: &Environment) -> Result<Vec<String>> {
     environment.api.merge(&wild.website, &bug(&json!("delete-pages")))?;
     wild.until_open()?;
     let took = clock.elapsed();
-    thread::sleep(LOOKED_FOR);
     let first = wild.deleted()?;
     ensure!((1..=wild.allowed).contains(&first), "{first} objects were deleted, not up to {}", wild.allowed);
+    thread::sleep(LOOKED_FOR);
+    let more = wild.deleted()? - first;
+    ensure!(more == 0, "{more} more objects were deleted, though the breaker is open");
     let others = wild.others_follow()?;
     // A reset: it goes on, as far as the budget goes.
     let reset = json!({"metadata": {"annotations": {annotation::RESET_CIRCUIT_BREAKER: BREAKER}}});
@@ -105,10 +107,12 @@ impl<'a> Wild<'a> {
             let size = sizes.filter(|one| one["shard"] == owner).find_map(|one| one["objects"].as_u64());
             Ok(size.filter(|_| is_true(&status, "Programmed")))
         })?;
-        let (replica, _) = of_shard(&environment.observer.table(), &shard)?;
+        let table = environment.observer.table();
+        let working = table.replicas.iter().find(|(_, one)| one.works && one.shard.as_ref() == Some(&shard));
+        let (replica, _) = working.with_context(|| format!("nobody works for {shard}"))?;
         let allowed = usize::try_from(objects * PERCENT / 100)?.max(1);
         let website = environment.work.main().path(&namespace, "site-0");
-        Ok(Self { environment, start, replica, website, objects, allowed })
+        Ok(Self { environment, start, replica: replica.clone(), website, objects, allowed })
     }
 
     fn until_open(&self) -> Result<()> {

@@ -17,6 +17,7 @@ mod load;
 mod manager;
 mod moves;
 mod operators;
+mod pace;
 mod partition;
 mod pods;
 mod process;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, slots_of, teams_of};
 use crate::load::Load;
-use crate::pods;
+use crate::{pace, pods};
 
 /// An operator that keeps no cache and comes back by a timer: it goes on with what it ever saw.
 pub(crate) const UNCACHED: [&str; 2] = ["--uncached=200ms", "--leader-elect=false"];
@@ -92,5 +92,6 @@ async fn slice_moves(fence: &str, test: &str) -> Result<()> {
         // The former owner would have come back to each of them meanwhile.
         bed.until_written(&teams_of(&slots), 4).await?;
     }
+    pace::say(&bed, &format!("fence {fence}"))?;
     bed.verdict(load, UNOWNED).await.map(drop)
 }

@@ -1,4 +1,5 @@
 use ctrlmesh_common::api::{CircuitBreaker, CircuitBreakerStatus, ShardingConfigStatus};
+use ctrlmesh_common::ownership::Revoked;
 use ctrlmesh_common::slots::NamespaceHash;
 use jiff::Timestamp;
 
@@ -8,6 +9,7 @@ use crate::cluster::plan::{self, Plan};
 use crate::labels::ObjectCounts;
 use crate::rules::compile::PoliciesByPod;
 use crate::status::breaker_status::of;
+use crate::status::rules_writer::RulesKind as _;
 use crate::status::targets::ReceiptsByPod;
 
 const BREAKER: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1
@@ -100,6 +102,7 @@ impl Bed {
 fn objects_count_for_the_shard_that_owns_their_slot() {
     let mut bed = Bed::new(BREAKER, ROOT);
     assert_eq!(bed.budget(), None, "nothing is written yet");
+    assert_eq!(bed.programmed().0, "Counting");
     let sizes = bed.write();
     let table = bed.plan.compiled.operators["ops/op"].ownership.clone().unwrap();
     let owned = |shard: &str| {
@@ -112,7 +115,70 @@ fn objects_count_for_the_shard_that_owns_their_slot() {
     assert_eq!(sizes, expected);
     assert!(sizes.iter().all(|(_, objects)| *objects > 0) && owned("r-1-normal") + owned("r-2-normal") == 2000);
     assert_eq!(bed.budget(), u64::try_from(sizes[0].1 / 50).ok());
-    assert_ne!(bed.programmed().0, "NotCounted");
+    assert_eq!(bed.programmed().0, "Waiting");
+}
+
+#[test]
+fn a_share_that_moves_or_has_no_pod_keeps_its_size() {
+    let mut bed = Bed::new(BREAKER, ROOT);
+    let sizes = bed.write();
+    bed.objects = ObjectCounts::of_kind("web.example.com", "sites", &[]);
+    let records = &mut bed.plan.compiled.operators;
+    records.get_mut("ops/op").unwrap().ownership.as_mut().unwrap().revoked = Some(Revoked::default());
+    assert_eq!(bed.write(), sizes, "what moves is nobody's for a moment");
+    assert_eq!(bed.programmed().0, "Waiting");
+    let records = &mut bed.plan.compiled.operators;
+    records.get_mut("ops/op").unwrap().ownership.as_mut().unwrap().revoked = None;
+    let mut snapshot = Snapshot::clone(&bed.plan.snapshot);
+    snapshot.members.clear();
+    bed.plan.snapshot = snapshot.into();
+    assert_eq!(bed.write(), [("ops/op/r-1-normal".to_owned(), 0), ("ops/op/r-2-normal".to_owned(), 0)]);
+    let records = &mut bed.plan.compiled.operators;
+    records.get_mut("ops/op").unwrap().ownership = Some(Ownership::default());
+    assert!(bed.write().is_empty(), "they own nothing any more");
+}
+
+#[test]
+fn a_shard_that_owns_nothing_yet_has_no_budget() {
+    let mut bed = Bed::new(BREAKER, ROOT);
+    let records = &mut bed.plan.compiled.operators;
+    let table = records.get_mut("ops/op").unwrap().ownership.as_mut().unwrap();
+    table.slots.values_mut().for_each(|owner| *owner = "r-2-normal".to_owned());
+    table.namespaces.insert("shop-3".to_owned(), "elsewhere".to_owned());
+    assert_eq!(bed.write(), [("ops/op/r-2-normal".to_owned(), 1900)], "a pinned namespace is its owner's");
+    assert_eq!(bed.budget(), None);
+    assert!(bed.programmed().1.ends_with("it owns nothing yet"));
+}
+
+#[test]
+fn objects_of_cluster_scope_and_namespaces_count_by_their_own_slots() {
+    let breaker = BREAKER.replace("sites, sites/status", "zones");
+    let mut bed = Bed::new(&breaker, ROOT);
+    let names: Vec<String> = (0..50).map(|number| format!("zone-{number}")).collect();
+    let zones: Vec<(Option<&str>, &str)> = names.iter().map(|name| (None, name.as_str())).collect();
+    bed.objects = ObjectCounts::of_kind("web.example.com", "zones", &zones);
+    assert_eq!(bed.write().iter().map(|(_, objects)| objects).sum::<i64>(), 50);
+    let one = Bed::new(&breaker.replace("namespaces: ['*']", "namespaces: [shop-3]"), ROOT);
+    let sizes = Bed { objects: bed.objects, ..one }.write();
+    assert_eq!(sizes.iter().map(|(_, objects)| objects).sum::<i64>(), 0, "they are in no namespace");
+    let breaker = BREAKER.replace("[web.example.com]", "['']").replace("sites, sites/status", "namespaces");
+    let mut bed = Bed::new(&breaker, ROOT);
+    let mut snapshot = Snapshot::clone(&bed.plan.snapshot);
+    snapshot.namespaces = (0..7).map(|number| format!("shop-{number}")).collect();
+    bed.plan.snapshot = snapshot.into();
+    assert_eq!(bed.write().iter().map(|(_, objects)| objects).sum::<i64>(), 7);
+}
+
+#[test]
+fn growth_is_written_at_once_and_other_counts_may_wait() {
+    let with = |objects: i64| {
+        let size =
+            ShareSize { limit: "a".to_owned(), shard: "b".to_owned(), objects, resource_rules_hash: String::new() };
+        CircuitBreakerStatus { shares: vec![size], ..CircuitBreakerStatus::default() }
+    };
+    let may_wait = |before, after| CircuitBreaker::differ_in_counts_only(&with(before), &with(after));
+    assert!(may_wait(10, 9) && !may_wait(10, 11));
+    assert!(!CircuitBreaker::differ_in_counts_only(&CircuitBreakerStatus::default(), &with(1)));
 }
 
 #[test]
@@ -149,7 +215,10 @@ fn a_shard_by_hand_is_not_counted() {
     let bed = Bed::new(BREAKER, BY_HAND);
     let (reason, message) = bed.programmed();
     assert_eq!(reason, "NotCounted");
-    assert!(message.ends_with("the shard is by hand, so nobody knows what it owns"), "{message}");
+    assert!(message.ends_with("it is a shard by hand, and nobody knows what it owns"), "{message}");
+    let no_shard = Bed::new(BREAKER, &BY_HAND.replace("{app: op}", "{app: other}"));
+    let (reason, message) = no_shard.programmed();
+    assert_eq!((reason.as_str(), message.as_str()), ("NotCounted", "pod op-0 is of no shard; pod op-1 is of no shard"));
 }
 
 #[test]
