@@ -155,18 +155,26 @@ impl Bed {
 
 /// Lets only what `selector` matches be seen of config maps and widgets.
 pub(crate) fn write_policy(pki: &Pki, name: &str, selector: &str) {
-    write_faulty(pki, name, selector, 0, &json!([]));
+    write_policy_with(pki, name, selector, &json!({}));
 }
 
 /// The same, with faults, in this epoch.
 pub(crate) fn write_faulty(pki: &Pki, name: &str, selector: &str, epoch: u64, faults: &Value) {
-    let policy = json!({"epoch": epoch, "faults": faults, "limits": [{
+    write_policy_with(pki, name, selector, &json!({"epoch": epoch, "faults": faults}));
+}
+
+/// The same, with these fields beside.
+pub(crate) fn write_policy_with(pki: &Pki, name: &str, selector: &str, fields: &Value) {
+    let mut policy = json!({"epoch": 0, "limits": [{
         "relateResources": [
             {"apiGroups": [""], "resources": ["configmaps"]},
             {"apiGroups": [WIDGETS], "resources": ["widgets"]},
         ],
         "selector": selector,
     }]});
+    for (field, value) in fields.as_object().unwrap() {
+        policy[field] = value.clone();
+    }
     let next = pki.path("next");
     fs::write(&next, policy.to_string()).unwrap();
     fs::rename(next, pki.path(name)).unwrap();

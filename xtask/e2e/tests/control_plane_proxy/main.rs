@@ -13,5 +13,6 @@ mod informer;
 mod locks;
 mod reads;
 mod reflector;
+mod refusals;
 #[path = "../../../../ctrlmesh-proxy/tests/harness/mod.rs"]
 mod harness;
