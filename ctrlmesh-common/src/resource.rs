@@ -58,6 +58,11 @@ pub enum ResourceMatchError {
     },
 }
 
+/// The resource that a name stands for where it may have a subresource: `pods/eviction` is of `pods`.
+pub fn without_subresource(name: &str) -> &str {
+    name.split_once('/').map_or(name, |(resource, _)| resource)
+}
+
 impl ResourceMatch {
     /// Whether `resource` (without its subresource) of the API group `group` is meant.
     pub fn covers(&self, group: &str, resource: &str) -> bool {

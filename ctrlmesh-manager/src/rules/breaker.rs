@@ -31,6 +31,8 @@ pub struct Rule {
     /// Without a part, and without the size of a share.
     pub guard: Guard,
     pub scope: BucketScope,
+    /// A hash of which objects count for a budget.
+    pub requests_hash: String,
 }
 
 /// What a part of a shared bucket takes as JSON, at most: three names and four numbers.
@@ -69,16 +71,18 @@ impl From<&CircuitBreaker> for Breaker {
 impl Breaker {
     /// Its guards, for the pod with this UID of an operator's shard.
     pub fn guards(&self, uid: &str, operator: Option<&str>, shard: Option<&str>) -> impl Iterator<Item = Guard> {
-        self.rules.iter().map(move |Rule { guard, scope }| {
+        self.rules.iter().map(move |rule| {
+            let Rule { guard, scope, .. } = rule;
             let part = group(*scope, operator, shard).map(|group| self.part(group, uid));
-            let budget = guard.budget.map(|budget| Budget { objects: self.objects(guard, operator, shard), ..budget });
+            let budget = guard.budget.map(|budget| Budget { objects: self.objects(rule, operator, shard), ..budget });
             Guard { part, budget, ..guard.clone() }
         })
     }
 
-    /// The written size of a share, if it is of these kinds.
-    pub fn share_size(&self, limit: &str, shard: &str, hash: &str) -> Option<&ShareSize> {
-        let is_it = |one: &&ShareSize| (&*one.limit, &*one.shard, &*one.resource_rules_hash) == (limit, shard, hash);
+    /// The written size of a share, if it is of the kinds that the rule has now.
+    pub fn share_size(&self, rule: &Rule, shard: &str) -> Option<&ShareSize> {
+        let wanted = (&*rule.guard.rule, shard, &*rule.requests_hash);
+        let is_it = |one: &&ShareSize| (&*one.limit, &*one.shard, &*one.resource_rules_hash) == wanted;
         self.shares.iter().find(is_it)
     }
 
@@ -87,10 +91,9 @@ impl Breaker {
         self.rules.iter().any(|rule| rule.scope != BucketScope::Pod)
     }
 
-    fn objects(&self, guard: &Guard, operator: Option<&str>, shard: Option<&str>) -> Option<u64> {
+    fn objects(&self, rule: &Rule, operator: Option<&str>, shard: Option<&str>) -> Option<u64> {
         let shard = group(BucketScope::Shard, operator, shard)?;
-        let size = self.share_size(&guard.rule, &shard, &kinds_hash(guard))?;
-        u64::try_from(size.objects).ok()
+        u64::try_from(self.share_size(rule, &shard)?.objects).ok()
     }
 
     fn part(&self, group: String, uid: &str) -> Part {
@@ -141,7 +144,10 @@ fn rule(breaker: &str, limiting: &RateLimiting, reset: Option<&str>) -> Rule {
         reset: reset.filter(names_rule).map(str::to_owned),
         holds: limiting.on_open == OnOpen::Hold,
     };
-    Rule { guard, scope: limiting.bucket.as_ref().map(|bucket| bucket.scope).unwrap_or_default() }
+    let scope = limiting.bucket.as_ref().map(|bucket| bucket.scope).unwrap_or_default();
+    // Strings always serialise.
+    let requests_hash = format!("{:016x}", wire::digest(&serde_json::to_vec(&guard.requests).unwrap_or_default()));
+    Rule { guard, scope, requests_hash }
 }
 
 /// Behind the name in a reset stands nothing, or a space and any text.
@@ -157,12 +163,6 @@ fn bucket(bucket: &api::Bucket) -> Option<Bucket> {
 fn budget(bucket: &api::Bucket) -> Option<Budget> {
     let interval_nanoseconds = nanoseconds(&bucket.interval)?;
     Some(Budget { percent: bucket.percent_of_share?, interval_nanoseconds, objects: None })
-}
-
-/// A hash of which objects count for a budget.
-pub fn kinds_hash(guard: &Guard) -> String {
-    // Strings always serialise.
-    format!("{:016x}", wire::digest(&serde_json::to_vec(&guard.requests).unwrap_or_default()))
 }
 
 /// Of a valid duration: at most 292 years, so that it fits.

@@ -31,12 +31,21 @@ pub(crate) fn touched(environment: &Environment) -> Result<String> {
 
 /// Makes the change of this number to every object, and waits until the operator has followed.
 pub(crate) fn changed(environment: &Environment, number: u64) -> Result<String> {
+    let (objects, took) = changed_in(environment, number, |_| true)?;
+    Ok(format!("{objects} objects changed, and followed by the operator, in {}", seconds(took)))
+}
+
+/// The same in the namespaces that are meant; gives how many objects there are, and how long it took.
+pub(crate) fn changed_in(
+    environment: &Environment,
+    number: u64,
+    is_meant: impl Fn(&str) -> bool,
+) -> Result<(usize, Duration)> {
     let clock = Instant::now();
-    let objects = environment.change_all(number)?;
+    let objects = environment.change(number, is_meant)?;
     environment.observer.settle()?;
     environment.observer.until("every change to be followed", WHOLE_WITHIN, |table| table.pending == 0)?;
-    let took = seconds(clock.elapsed());
-    Ok(format!("{objects} objects changed, and followed by the operator, in {took}"))
+    Ok((objects, clock.elapsed()))
 }
 
 /// Changes every object; gives how long the operator took to follow, and how many bytes each replica received for it.

@@ -252,19 +252,20 @@ impl Environment {
         Ok(paths.len())
     }
 
-    /// The paths of all objects of work.
-    fn paths(&self) -> Vec<String> {
+    /// The paths of the objects of work, in the namespaces that are meant.
+    fn paths(&self, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
         let main = self.work.main();
-        let work = self.observer.world().work;
-        work.iter().map(|one| main.path(&one.namespace, &one.name)).collect()
+        let work = self.observer.world().work.into_iter().filter(|one| is_meant(&one.namespace));
+        work.map(|one| main.path(&one.namespace, &one.name)).collect()
     }
 
-    /// Makes the change of this number to every object of work; gives how many there are.
+    /// Makes the change of this number to every object of work in the namespaces that are meant; gives how many there
+    /// are.
     ///
     /// # Errors
     /// Where the API server refuses one.
-    pub fn change_all(&self, number: u64) -> Result<usize> {
-        let paths = self.paths();
+    pub fn change(&self, number: u64, is_meant: impl Fn(&str) -> bool) -> Result<usize> {
+        let paths = self.paths(is_meant);
         for path in &paths {
             self.api.merge(path, &self.work.change(number))?;
         }
@@ -380,7 +381,7 @@ impl Environment {
 
     /// Begins to change objects of work, one every `pause`, each in another way than before.
     pub fn load(&self, pause: Duration) -> Load {
-        Load::begin(self.api.clone(), self.work, self.paths(), pause)
+        Load::begin(self.api.clone(), self.work, self.paths(|_| true), pause)
     }
 }
 

@@ -254,7 +254,7 @@ fn the_moments_reach_from_the_first_part_to_the_last() {
 #[test]
 fn the_demo_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
     let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
-    let full = env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let full = ctrlmesh_testbed::is_full();
     // Of two, one is early, and one is when all steps have been taken.
     let (count, parts, seed) = (if full { 20 } else { 2 }, parts(), seed()?);
     let mut deepest = 0;

@@ -37,7 +37,7 @@ pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
 pub use network::{Entered, Network};
 pub use node::{ExistingNode, Node, Program, State};
-pub use skip::skipped;
+pub use skip::{is_full, skipped};
 pub use supervise::{folder_prefix, started};
 pub use tools::{Tools, ToolsError};
 pub use wait::{until, until_within};

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, Space, skipped};
+use ctrlmesh_testbed::{Cluster, Space, is_full, skipped};
 use serde_json::Value;
 use xtask::images::{self, Image};
 
@@ -31,7 +31,7 @@ fn two_builds_of_an_image_are_equal_and_small() -> Result<()> {
 /// Proxy and manager, from folders of different names. That takes many minutes, so only where all counts are full.
 #[test]
 fn two_checkouts_give_the_same_images() -> Result<()> {
-    if env::var_os("CTRLMESH_TEST_FULL").is_none() {
+    if !is_full() {
         skipped("two_checkouts_give_the_same_images", "takes many minutes: only with --full")?;
         return Ok(());
     }

@@ -4,7 +4,7 @@ use ctrlmesh_common::api::{
     Bucket, BucketScope, CircuitBreakerSpec, ContentType, OnOpen, RateLimiting, RecoverPolicy, RecoverType,
     ResourceRule, TrafficInterceptRule, TriggerPolicy,
 };
-use ctrlmesh_common::resource::WILDCARD;
+use ctrlmesh_common::resource::{WILDCARD, without_subresource};
 
 use super::{Report, positive_duration, regular_expression, required_selector};
 
@@ -111,7 +111,7 @@ pub(super) fn check_counted(spec: &CircuitBreakerSpec, labels: &dyn Fn(&str, &st
         }
         for (number, rule) in limiting.resource_rules.iter().enumerate() {
             for (place, resource) in rule.resources.iter().enumerate() {
-                let plural = resource.split_once('/').map_or(resource.as_str(), |(plural, _)| plural);
+                let plural = without_subresource(resource);
                 if let Some(group) = rule.api_groups.iter().find(|group| !labels(group, plural)) {
                     report.error(
                         format!("spec.rateLimitings[{at}].resourceRules[{number}].resources[{place}]"),

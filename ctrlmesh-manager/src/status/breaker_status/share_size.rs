@@ -2,17 +2,17 @@
 //!
 //! A count that is not known at the moment stays as it was: a new leader has not seen all objects yet.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{BucketScope, ShareSize};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::guard::{Budget, Guard, RequestMatch};
-use ctrlmesh_common::resource::WILDCARD;
+use ctrlmesh_common::resource::{WILDCARD, without_subresource};
 use ctrlmesh_common::slots::Slot;
 
 use super::Target;
 use crate::labels::Counted;
-use crate::rules::breaker::{self, Breaker};
+use crate::rules::breaker::{self, Breaker, Rule};
 use crate::status::finding::{Finding, finding, listed};
 use crate::status::targets::Observed;
 
@@ -43,8 +43,7 @@ enum Uncounted {
 impl ShareSizes {
     pub(super) fn of(read: &Breaker, targets: &[Target<'_>], observed: Observed<'_>) -> Self {
         let mut all = Self::default();
-        let limits: Vec<&Guard> =
-            read.rules.iter().map(|rule| &rule.guard).filter(|one| one.budget.is_some()).collect();
+        let limits: Vec<&Rule> = read.rules.iter().filter(|rule| rule.guard.budget.is_some()).collect();
         if limits.is_empty() {
             return all;
         }
@@ -62,23 +61,24 @@ impl ShareSizes {
         shards.extend(
             known.filter(|(operator, shard)| table(operator, observed).is_some_and(|table| owns(table, shard))),
         );
-        for guard in limits {
+        for rule in limits {
             for shard in &shards {
-                all.add(read, guard, *shard, observed);
+                all.add(read, rule, *shard, observed);
             }
         }
         all
     }
 
-    fn add(&mut self, read: &Breaker, guard: &Guard, (operator, shard): (&str, &str), observed: Observed<'_>) {
+    fn add(&mut self, read: &Breaker, rule: &Rule, (operator, shard): (&str, &str), observed: Observed<'_>) {
         let Some(group) = breaker::group(BucketScope::Shard, Some(operator), Some(shard)) else { return };
-        let (limit, hash) = (guard.rule.clone(), breaker::kinds_hash(guard));
-        let before = read.share_size(&limit, &group, &hash);
+        let (guard, limit) = (&rule.guard, rule.guard.rule.clone());
+        let before = read.share_size(rule, &group);
         self.is_new |= before.is_none();
         let why = match count(guard, operator, shard, observed) {
             Ok(objects) => {
                 let stays = before.filter(|before| is_near(guard, before.objects, objects));
-                let size = || ShareSize { limit, shard: group, objects, resource_rules_hash: hash };
+                let resource_rules_hash = rule.requests_hash.clone();
+                let size = || ShareSize { limit, shard: group, objects, resource_rules_hash };
                 self.sizes.push(stays.cloned().unwrap_or_else(size));
                 return;
             }
@@ -133,17 +133,17 @@ fn count(guard: &Guard, operator: &str, shard: &str, observed: Observed<'_>) -> 
         return Err(Uncounted::Yet("it owns nothing yet".to_owned()));
     }
     let owned = Owned { shard, table };
-    let mut kinds: BTreeSet<(&str, &str)> = BTreeSet::new();
+    let mut kinds: BTreeMap<(&str, &str), Vec<&RequestMatch>> = BTreeMap::new();
     for requests in &guard.requests {
-        // `pods/eviction` is of pods.
-        let plurals = requests.resources.iter().map(|name| name.split_once('/').map_or(&**name, |(plural, _)| plural));
-        kinds.extend(plurals.flat_map(|plural| requests.api_groups.iter().map(move |group| (&**group, plural))));
+        for plural in requests.resources.iter().map(|name| without_subresource(name)) {
+            for group in &requests.api_groups {
+                kinds.entry((group, plural)).or_default().push(requests);
+            }
+        }
     }
     let mut objects = 0_u64;
-    for (group, plural) in kinds {
-        let rules: Vec<&RequestMatch> =
-            guard.requests.iter().filter(|requests| is_named(requests, group, plural)).collect();
-        objects = objects.saturating_add(of_kind((group, plural), &rules, owned, observed)?);
+    for (kind, rules) in kinds {
+        objects = objects.saturating_add(of_kind(kind, &rules, owned, observed)?);
     }
     Ok(i64::try_from(objects).unwrap_or(i64::MAX))
 }
@@ -163,9 +163,8 @@ fn of_kind(
         is_named(namespace) && owned.table.owner(slot, namespace) == Some(owned.shard)
     };
     if (group, plural) == ("", "namespaces") {
-        let mut all = observed.plan.snapshot.namespaces.iter();
-        let there = all.by_ref().filter(|name| is_there(hash.slot(name), Some(name)));
-        return Ok(there.count() as u64);
+        let all = observed.plan.snapshot.namespaces.iter();
+        return Ok(all.filter(|name| is_there(hash.slot(name), Some(name))).count() as u64);
     }
     let (why, is_passing) = match observed.objects.count(group, plural, is_there) {
         Counted::Objects(objects) => return Ok(objects),
@@ -176,11 +175,6 @@ fn of_kind(
     };
     let why = format!("{plural} of group {group:?} {why}");
     Err(if is_passing { Uncounted::Yet(why) } else { Uncounted::No(why) })
-}
-
-fn is_named(requests: &RequestMatch, group: &str, plural: &str) -> bool {
-    let is_plural = |name: &String| name.split_once('/').map_or(name.as_str(), |(plural, _)| plural) == plural;
-    requests.api_groups.iter().any(|one| one == group) && requests.resources.iter().any(is_plural)
 }
 
 #[cfg(test)]

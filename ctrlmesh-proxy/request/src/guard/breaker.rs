@@ -84,7 +84,6 @@ impl Breaker {
     }
 
     pub fn check(&self, guard: &Guard, now: Moment) -> Verdict {
-        let bucket = guard.own_bucket();
         let next = self.next(guard, now);
         let has_token = next == Some(now);
         match (guard.trigger, self.state) {
@@ -92,7 +91,7 @@ impl Breaker {
             (Trigger::ForceOpened, _) => Verdict::Refuse { cause: Cause::ForceOpened, retry_at: None, opens: false },
             (Trigger::LimiterOnly, _) | (Trigger::Normal, State::Closed) if has_token => Verdict::Pass,
             (Trigger::LimiterOnly, _) | (Trigger::Normal, State::Closed)
-                if bucket.is_some_and(|own| own.burst == 0) =>
+                if guard.own_bucket().is_some_and(|own| own.burst == 0) =>
             {
                 without_part(guard, now)
             }

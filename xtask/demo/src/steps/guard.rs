@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::later;
 use crate::audit::Resource;
-use crate::checks::{WHOLE_WITHIN, seconds, steady};
+use crate::checks::{WHOLE_WITHIN, changed_in, seconds, steady};
 use crate::environment::Environment;
 use crate::install::{self, ROLLED_OUT_WITHIN};
 use crate::rules::shard_of;
@@ -136,20 +136,11 @@ impl<'a> Wild<'a> {
 
     /// Changes what is not the replica's own, and waits until the operator has followed.
     fn others_follow(&self) -> Result<String> {
-        let (environment, clock) = (self.environment, Instant::now());
-        let own = shard_of(&install::namespace(0), later(environment));
-        let work = environment.observer.world().work;
-        let others = work.iter().filter(|one| shard_of(&one.namespace, later(environment)) != own);
-        let paths: Vec<String> = others.map(|one| environment.work.main().path(&one.namespace, &one.name)).collect();
-        ensure!(!paths.is_empty(), "all is of one share");
-        paths.iter().try_for_each(|path| environment.api.merge(path, &environment.work.change(CHANGE)).map(drop))?;
-        environment.observer.settle()?;
-        environment.observer.until("the others to follow", WHOLE_WITHIN, |table| table.pending == 0)?;
-        Ok(format!(
-            "{} objects of the other shares changed, and followed, in {}",
-            paths.len(),
-            seconds(clock.elapsed())
-        ))
+        let slots = later(self.environment);
+        let own = shard_of(&install::namespace(0), slots);
+        let (objects, took) = changed_in(self.environment, CHANGE, |namespace| shard_of(namespace, slots) != own)?;
+        ensure!(objects > 0, "all is of one share");
+        Ok(format!("{objects} objects of the other shares changed, and followed, in {}", seconds(took)))
     }
 
     /// Mends the bug, takes the limit away, and waits until every page is there again.

@@ -24,7 +24,7 @@ pub(crate) const UNOWNED: Duration = Duration::from_secs(20);
 const MOVES: usize = 2;
 
 pub(crate) fn times(few: usize) -> usize {
-    if std::env::var_os("CTRLMESH_TEST_FULL").is_some() { few * 10 } else { few }
+    if ctrlmesh_testbed::is_full() { few * 10 } else { few }
 }
 
 /// A canary with these slots beside two shards.

@@ -1,7 +1,6 @@
 //! An API server that all tests share, a namespace for each, and proxies before it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
 use std::fs;
 use std::net::SocketAddr;
 
@@ -32,7 +31,7 @@ const ALWAYS_SLOT: usize = 9;
 
 /// How often the policy changes under a client.
 pub(crate) fn changes() -> usize {
-    if env::var_os("CTRLMESH_TEST_FULL").is_some() { CHANGES * 10 } else { CHANGES }
+    if ctrlmesh_testbed::is_full() { CHANGES * 10 } else { CHANGES }
 }
 
 /// An API server, and what is needed to ask it in a test's own namespace.

@@ -365,7 +365,7 @@ async fn who_holds_many_connections_open_keeps_no_proxy_out() {
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
-    let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let full = ctrlmesh_testbed::is_full();
     let count = if full { CONNECTIONS * 10 } else { CONNECTIONS };
     let attacker: SocketAddr = "127.0.0.9:0".parse().unwrap();
     let mut held = Vec::new();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ctrlmesh_common::api::{BreakerState, CircuitBreaker, LimitingSnapshot};
 use ctrlmesh_testbed::audit_log::AuditEvent;
-use ctrlmesh_testbed::{ControlPlane, Options};
+use ctrlmesh_testbed::{ControlPlane, Options, is_full};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -34,10 +34,6 @@ const PER_SECOND: u32 = 2;
 /// How many objects the operator makes in a loop; `CTRLMESH_TEST_FULL=1` has it go on for 30 s.
 fn made() -> usize {
     if is_full() { 65 } else { 15 }
-}
-
-fn is_full() -> bool {
-    std::env::var_os("CTRLMESH_TEST_FULL").is_some()
 }
 
 /// A pod with its proxy, whose operator has run wild: it asks again at once, whatever the answer is.

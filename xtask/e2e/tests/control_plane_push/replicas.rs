@@ -118,7 +118,7 @@ async fn a_leader_that_is_killed_has_a_successor_again_and_again() {
     for replica in &replicas {
         replica.until_ready().await;
     }
-    let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let full = ctrlmesh_testbed::is_full();
     for _ in 0..if full { KILLS * 10 } else { KILLS } {
         let first = eventually("a leader", async || leader(&replicas).await).await;
         let mut killed = replicas.remove(first);

@@ -162,7 +162,7 @@ async fn killed_leaders_lose_nothing_and_do_nothing_twice() {
     let clients = [one.1, two.1];
     parted(&clients, |_, _| true).await;
     programmed(&client).await;
-    let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let full = ctrlmesh_testbed::is_full();
     let kills = if full { KILLS * 10 } else { KILLS };
     for round in 0..kills {
         if round % 2 == 0 {

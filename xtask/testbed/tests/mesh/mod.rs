@@ -78,11 +78,6 @@ pub(crate) fn ready(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Whether everything is asked for, and figures with it.
-pub(crate) fn full() -> bool {
-    std::env::var_os("CTRLMESH_TEST_FULL").is_some()
-}
-
 /// The pods of the nodes' proxies, the one that came last at the end.
 pub(crate) fn proxies(cluster: &Cluster) -> Result<Vec<Value>> {
     let selector = "--selector=app.kubernetes.io/name=ctrlmesh-node";

@@ -18,7 +18,7 @@ const AT_ONCE: usize = 5;
 
 /// How often they do with each fault: 100 starts, or a tenth.
 fn rounds() -> usize {
-    if mesh::full() { 20 } else { 2 }
+    if ctrlmesh_testbed::is_full() { 20 } else { 2 }
 }
 
 /// Their names.

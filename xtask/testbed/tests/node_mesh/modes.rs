@@ -9,7 +9,7 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_runtime::sync::{read, write};
 use ctrlmesh_testbed::audit_log::AuditEvent;
-use ctrlmesh_testbed::{Space, skipped};
+use ctrlmesh_testbed::{Space, is_full, skipped};
 use serde_json::{Value, json};
 use xtask::images::Image;
 
@@ -17,7 +17,7 @@ use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, EVERYBODYS, OperatorSpec, PLAIN};
 use crate::mesh::past::Past;
-use crate::mesh::{self, full, in_ours, until};
+use crate::mesh::{self, in_ours, until};
 
 /// Starts pods again and again, five at once, and looks at each of them, until there were as many as are asked for: 100
 /// of them, or a tenth.
@@ -29,7 +29,7 @@ fn start_many(space: Space<'_>, mut look: impl FnMut(&[Value]) -> Result<()>) ->
         look(&pods)?;
         let uids = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
         seen.extend(uids.map(str::to_owned));
-        if seen.len() >= if full() { 100 } else { 10 } {
+        if seen.len() >= if is_full() { 100 } else { 10 } {
             return Ok(seen.len());
         }
         space.kubectl(&["rollout", "restart", "deployment/operator"])?;
@@ -59,7 +59,7 @@ fn pods_start_again_and_again_without_restart_or_bypass() -> Result<()> {
 
 #[test]
 fn pods_that_are_not_enrolled_start_as_often_to_compare_with() -> Result<()> {
-    if !full() {
+    if !is_full() {
         let name = "pods_that_are_not_enrolled_start_as_often_to_compare_with";
         skipped(name, "gives figures only: only with --full")?;
         return Ok(());

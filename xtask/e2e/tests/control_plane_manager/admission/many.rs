@@ -97,7 +97,7 @@ const COMPACTED: Duration = Duration::from_mins(5);
 #[tokio::test]
 async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     let client = managed().await?;
-    let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let full = ctrlmesh_testbed::is_full();
     let (spaces, each) = if full { (5000, 10) } else { (500, 10) };
     let manager = STARTED.get().and_then(|started| started.as_ref().ok()).context("no manager")?;
     let things = make_many(&client, spaces, each).await?;
