@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Space;
+use jiff::Timestamp;
 use serde_json::Value;
 
 use super::until;
@@ -18,6 +19,8 @@ const DISBELIEF: &str = "certificate signed by unknown authority";
 /// Looks from some moment on: an address may have been another pod's before.
 pub(crate) struct Past<'a> {
     space: Space<'a>,
+    /// What pods said before is not read.
+    since: Timestamp,
     /// How often the API server had not been believed before.
     before: usize,
     /// Where the pods are, or were, of which none may dial past its proxy.
@@ -27,7 +30,7 @@ pub(crate) struct Past<'a> {
 impl<'a> Past<'a> {
     /// From now on.
     pub(crate) fn from_now(space: Space<'a>) -> Result<Self> {
-        let mut this = Self { space, before: 0, addresses: BTreeSet::new() };
+        let mut this = Self { space, since: Timestamp::now(), before: 0, addresses: BTreeSet::new() };
         this.before = this.unbelieving()?.len();
         Ok(this)
     }
@@ -70,12 +73,13 @@ impl<'a> Past<'a> {
     fn said(&self, pod: &Value) -> Result<Vec<String>> {
         let name = pod["metadata"]["name"].as_str().context("a pod's name")?;
         let mut said = Vec::new();
+        let since = format!("--since-time={}", self.since);
         let kinds = ["initContainerStatuses", "containerStatuses"];
         for status in kinds.iter().filter_map(|kind| pod["status"][kind].as_array()).flatten() {
             let container = status["name"].as_str().context("a container's name")?;
             let ended = status["restartCount"] != 0;
             for run in ["--previous=false", "--previous=true"].iter().take(1 + usize::from(ended)) {
-                let log = self.space.kubectl(&["logs", name, "--container", container, run])?;
+                let log = self.space.kubectl(&["logs", name, "--container", container, &since, run])?;
                 let lines = log.lines().filter(|line| line.contains(DISBELIEF));
                 said.extend(lines.map(|line| format!("{name}/{container}: {line}")));
             }

@@ -102,9 +102,10 @@ fn pods_survive_kills_of_every_program_and_new_node_proxies() -> Result<()> {
     let cluster = mesh::alone()?;
     let node = cluster.node().context("a node")?;
     cluster.case("killed", |space| {
-        let mut past = Past::from_now(space)?;
         operator::deploy(space, PLAIN)?;
         goes_on(space, "first")?;
+        // Not before: on a busy node a container may begin before its pod is attached (docs/known-gaps.md).
+        let mut past = Past::from_now(space)?;
         for name in ["ctrlmesh-node", "ctrlmesh-manager"] {
             let selector = format!("--selector=app.kubernetes.io/name={name}");
             in_ours(&cluster, &["delete", "pod", &selector, "--grace-period=0", "--force"])?;
