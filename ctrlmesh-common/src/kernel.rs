@@ -2,9 +2,10 @@
 
 //! The contract between the kernel's programs and their loader: map keys and values, sizes, address encoding.
 //!
-//! The design is stateless. `connect()` to a target becomes `connect()` to an address that names the pod and the
-//! target; the proxy reads it with `getsockname()`. The bits that a prefix leaves open travel with it. Nothing is
-//! stored per connection, so nothing can leak, race or fill up.
+//! `connect()` to a target becomes `connect()` to an address that names the pod and the target; the proxy reads it with
+//! `getsockname()`. The bits that a prefix leaves open travel with it. So nothing is stored for a connection to an API
+//! server, and nothing can leak, race or fill up. Only for a port at any address the kernel stores where each
+//! connection was meant to go: see [`Connection`].
 //!
 //! Everything here is a value or a pure function; both sides run the same code, and the tests run on the host.
 //!
@@ -15,11 +16,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod address;
 mod code;
+mod connection;
 mod entry;
 mod outcome;
 
 pub use address::Address;
 pub use code::{Code, Decoded, GENERATIONS, PREFIX, PREFIX_BITS, encode_host, is_encoded, is_reserved, original};
+pub use connection::{ANY_ADDRESS, CONNECTION_NUMBERS, Connection, MAX_CONNECTIONS, connection_number};
 pub use entry::{Inbound, InboundKey, Member};
 pub use outcome::Outcome;
 
@@ -91,7 +94,7 @@ pub struct TargetKey {
 pub struct TargetMatch {
     /// Entry of the table, 1 to 255.
     pub index: u8,
-    /// Bits that the prefix leaves open; 0 for an exact address.
+    /// Bits that the prefix leaves open; 0 for an exact address, [`ANY_ADDRESS`] for a port alone.
     pub host_bits: u8,
     /// Zero; keeps the layout free of implicit padding.
     pub reserved: u16,
@@ -105,7 +108,7 @@ pub struct Destination {
     pub address: Address,
     /// TCP port, network byte order; 0 where the entry was never used.
     pub port: u16,
-    /// Bits that the prefix leaves open; 0 for an exact address.
+    /// Bits that the prefix leaves open; 0 for an exact address, [`ANY_ADDRESS`] for a port alone.
     pub host_bits: u8,
     /// 1 where new connections no longer match, and only older ones are still explained.
     pub retired: u8,

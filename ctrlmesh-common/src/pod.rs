@@ -19,3 +19,5 @@ unsafe impl aya::Pod for kernel::Pod {}
 unsafe impl aya::Pod for kernel::InboundKey {}
 // SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
 unsafe impl aya::Pod for kernel::Inbound {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::Connection {}

@@ -2,21 +2,23 @@
 //!
 //! Outbound: `connect4` and `connect6` send connections to the targets of an enrolled cgroup to its proxy, by writing
 //! an address that says which pod and which target it was. `getpeername4`, `getpeername6` and `getsockopt` answer with
-//! the original address. Inbound: `inbound` gives a webhook's connections to the proxy.
+//! the original address; `sock_release` notes that such a connection is over. Inbound: `inbound` gives a webhook's
+//! connections to the proxy.
 //!
 //! What happens on an error is said at each entry point, and every outcome is counted.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod connections;
 mod inbound;
 mod load;
 mod maps;
 mod original;
 mod redirect;
 
-use aya_ebpf::macros::{cgroup_sock_addr, cgroup_sockopt, sk_lookup};
-use aya_ebpf::programs::{SkLookupContext, SockAddrContext, SockoptContext};
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, cgroup_sockopt, sk_lookup};
+use aya_ebpf::programs::{SkLookupContext, SockAddrContext, SockContext, SockoptContext};
 
 /// `connect()` of an IPv4 socket. Where the proxy cannot take the connection the pod's flag decides; a caller that no
 /// table knows is refused.
@@ -42,6 +44,12 @@ fn getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 fn getpeername6(ctx: SockAddrContext) -> i32 {
     original::peer::<true>(&ctx)
+}
+
+/// The end of a socket. Nothing can fail: a connection that is not stored is none to a port at any address.
+#[cgroup_sock(sock_release)]
+fn sock_release(ctx: SockContext) -> i32 {
+    connections::release(&ctx)
 }
 
 /// `getsockopt(SO_ORIGINAL_DST)` of a connection that the proxy accepted. Where the original is not known the kernel's

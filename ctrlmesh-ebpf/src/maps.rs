@@ -1,7 +1,7 @@
 //! The maps of the programs, with their writers and byte orders.
 //!
 //! All keys and values are `ctrlmesh_common::kernel`'s. Addresses and ports are in network byte order unless said
-//! otherwise. No map is written on the path of a connection, but for counters and events.
+//! otherwise. Of maps on the path of a connection only counters, events and `CONNECTIONS` are written.
 
 use core::arch::asm;
 use core::ptr;
@@ -11,8 +11,9 @@ use aya_ebpf::helpers;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, SockMap};
 use ctrlmesh_common::kernel::{
-    CHECK_HEARTBEAT, Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS, MAX_INBOUND,
-    MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table, TargetKey, TargetMatch,
+    CHECK_HEARTBEAT, Connection, Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS,
+    MAX_CONNECTIONS, MAX_INBOUND, MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table,
+    TargetKey, TargetMatch,
 };
 
 /// How often an entry is looked up that is given to another key meanwhile. Then it counts as absent.
@@ -54,6 +55,11 @@ pub(crate) static INBOUND: HashMap<InboundKey, Inbound> = HashMap::with_max_entr
 /// with its socket.
 #[map]
 pub(crate) static INBOUND_LISTENERS: SockMap = SockMap::with_max_entries(2 * MAX_PODS, 0);
+
+/// Number → where a connection to a port at any address was meant to go. Written by `connect`, marked when the client's
+/// socket closes, and removed by the loader some time after that.
+#[map]
+pub(crate) static CONNECTIONS: HashMap<u32, Connection> = HashMap::with_max_entries(MAX_CONNECTIONS, BPF_F_NO_PREALLOC);
 
 /// Outcome → how often, per CPU.
 #[map]

@@ -6,7 +6,7 @@ use core::{hint, ptr};
 
 use aya_ebpf::bindings::{bpf_sock, bpf_sockopt};
 use aya_ebpf::programs::{SockAddrContext, SockoptContext};
-use ctrlmesh_common::kernel::{self, Address, Decoded, Destination, Outcome};
+use ctrlmesh_common::kernel::{self, ANY_ADDRESS, Address, Decoded, Destination, Outcome};
 
 use crate::load::{pointer, store, word, words};
 use crate::maps;
@@ -89,6 +89,12 @@ fn explain(address: Address, port: u16, source: Address) -> Option<(Address, u16
     // The compiler knows that it is small and would leave the mask out; the verifier does not.
     let table = pod.table(hint::black_box(code.generation))?;
     let entry: &Destination = maps::DESTINATIONS.get(kernel::entry(table, code.index))?;
+    if entry.host_bits == ANY_ADDRESS {
+        let connection = maps::CONNECTIONS.get_ptr(host?)?;
+        // SAFETY: the kernel gave a valid pointer. An entry is not changed before its socket has been closed for long.
+        let original = unsafe { (*connection).original(code.slot, entry.port) };
+        return Some((original?, entry.port));
+    }
     Some((kernel::original(entry, host)?, entry.port))
 }
 

@@ -9,12 +9,12 @@ use aya_ebpf::helpers::generated as helpers;
 use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::programs::SockAddrContext;
 use ctrlmesh_common::kernel::{
-    self, Address, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event, FAIL_OPEN, Member, NATIVE_IPV6, Outcome, Pod,
-    REPORT, TargetKey, TargetMatch,
+    self, ANY_ADDRESS, Address, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event, FAIL_OPEN, Member, NATIVE_IPV6,
+    Outcome, Pod, REPORT, TargetKey, TargetMatch,
 };
 
 use crate::load::{pointer, store, word, words};
-use crate::maps;
+use crate::{connections, maps};
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
@@ -78,11 +78,13 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
     let outcome = if let Some(address) = meant {
         let target = TargetKey { table: member.table(), port, address };
         let Some(&target) = maps::TARGETS.get(Key::new(kernel::prefix_bits(0), target)) else {
-            // Not a target any more where another link has sent it to the proxy already.
-            let sent = kernel::is_encoded(address);
-            return if sent { Outcome::Decided } else { Outcome::OtherTarget };
+            return untouched(address);
         };
-        redirect::<V6>(ctx, member, pod, target, address)
+        // A port at any address is none at those that we send connections to.
+        if target.host_bits == ANY_ADDRESS && kernel::is_reserved(address) {
+            return untouched(address);
+        }
+        redirect::<V6>(ctx, member, pod, target, (address, port))
     } else {
         device_outcome(pod)
     };
@@ -90,6 +92,12 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
         report(outcome, member.slot(), meant.unwrap_or(named), port);
     }
     outcome
+}
+
+/// Not a target any more where another link has sent it to the proxy already.
+#[inline(always)]
+fn untouched(address: Address) -> Outcome {
+    if kernel::is_encoded(address) { Outcome::Decided } else { Outcome::OtherTarget }
 }
 
 /// The address that a connection to this one goes to, if anybody but the kernel can know it. Where it is not the one
@@ -148,7 +156,7 @@ fn redirect<const V6: bool>(
     member: Member,
     pod: &Pod,
     target: TargetMatch,
-    address: Address,
+    (address, port): (Address, u16),
 ) -> Outcome {
     let open = pod.flags & FAIL_OPEN != 0;
     let socket = pointer!(ctx.sock_addr, __bindgen_anon_1.sk);
@@ -161,16 +169,32 @@ fn redirect<const V6: bool>(
     if !listens(ctx, member.slot(), pod) {
         return if open { Outcome::NoListenerPassed } else { Outcome::NoListenerRefused };
     }
-    let host = address.host(target.host_bits);
     let (generation, slot) = (member.generation(), member.slot());
+    let any = target.host_bits == ANY_ADDRESS;
     let code = Code { generation, slot, index: target.index };
     let native = V6 && address.ipv4().is_none();
-    if native && pod.flags & NATIVE_IPV6 != 0 {
+    let ours = native && pod.flags & NATIVE_IPV6 != 0;
+    if native && !ours && v6only(ctx, socket) {
+        return if open { Outcome::V6OnlyPassed } else { Outcome::V6OnlyRefused };
+    }
+    // Before it is stored: a socket that cannot carry the number leaves nothing behind.
+    if any && !ours && !source::<V6>(ctx, LOCALHOST) {
+        return if open { Outcome::BoundPassed } else { Outcome::BoundRefused };
+    }
+    let host = if any {
+        let Some(number) = connections::store(ctx, slot, address, port) else {
+            if open && (ours || unbind::<V6>(ctx)) {
+                return Outcome::ConnectionsFullPassed;
+            }
+            return Outcome::ConnectionsFullRefused;
+        };
+        number
+    } else {
+        address.host(target.host_bits)
+    };
+    if ours {
         write::<V6>(ctx, code.ipv6(host), pod.port);
         return Outcome::Redirected;
-    }
-    if native && v6only(ctx, socket) {
-        return if open { Outcome::V6OnlyPassed } else { Outcome::V6OnlyRefused };
     }
     if target.host_bits != 0 && !source::<V6>(ctx, kernel::encode_host(host)) {
         return if open { Outcome::BoundPassed } else { Outcome::BoundRefused };
@@ -231,6 +255,16 @@ fn source<const V6: bool>(ctx: &SockAddrContext, source: u32) -> bool {
         return bind(base, [AF_INET6, 0, a, b, c, d, 0]);
     }
     bind(base, [AF_INET, source, 0, 0])
+}
+
+/// Takes the source away again that [`source`] gave.
+#[inline(always)]
+fn unbind<const V6: bool>(ctx: &SockAddrContext) -> bool {
+    let base = ctx.sock_addr;
+    if V6 {
+        return bind(base, [AF_INET6, 0, 0, 0, 0, 0, 0]);
+    }
+    bind(base, [AF_INET, 0, 0, 0])
 }
 
 #[inline(always)]

@@ -9,7 +9,7 @@
 //! The generation says which of a slot's tables gave the index. It changes when the slot gets another table or another
 //! pod, so that an older connection is explained by its own table, or by none.
 
-use super::{Address, Destination, MAX_PODS, TABLE_ENTRIES};
+use super::{ANY_ADDRESS, Address, Destination, MAX_PODS, TABLE_ENTRIES};
 
 /// Generations after which a slot's numbers come again.
 pub const GENERATIONS: u16 = 12;
@@ -138,10 +138,11 @@ const fn decode_host(ipv4: u32) -> Option<u32> {
 }
 
 /// Where the client wanted to go, from the entry that its connection names and the open bits that it carries.
-/// `None` if the entry was never used, or the connection does not carry the open bits of a prefix.
+/// `None` if the entry was never used, or the connection does not carry the open bits of a prefix, or the entry is a
+/// port at any address: then the number that it carries finds a [`Connection`](super::Connection).
 #[inline]
 pub const fn original(entry: &Destination, host: Option<u32>) -> Option<Address> {
-    if entry.port == 0 {
+    if entry.port == 0 || entry.host_bits == ANY_ADDRESS {
         return None;
     }
     if entry.host_bits == 0 {

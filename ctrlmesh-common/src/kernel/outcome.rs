@@ -66,11 +66,15 @@ pub enum Outcome {
     InboundOtherPort = 28,
     /// Arrives in a pod whose webhook calls are taken, and is not TCP: untouched.
     InboundOtherProtocol = 29,
+    /// To a port at any address, and there is no room to remember where: refused.
+    ConnectionsFullRefused = 30,
+    /// The same: passed, because the pod fails open.
+    ConnectionsFullPassed = 31,
 }
 
 impl Outcome {
     /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::Redirected,
         Self::OtherTarget,
         Self::OwnConnection,
@@ -101,6 +105,8 @@ impl Outcome {
         Self::OptionOther,
         Self::InboundOtherPort,
         Self::InboundOtherProtocol,
+        Self::ConnectionsFullRefused,
+        Self::ConnectionsFullPassed,
     ];
 
     /// Name in the status and in the metrics.
@@ -136,6 +142,8 @@ impl Outcome {
             Self::OptionOther => "option_other",
             Self::InboundOtherPort => "inbound_other_port",
             Self::InboundOtherProtocol => "inbound_other_protocol",
+            Self::ConnectionsFullRefused => "connections_full_refused",
+            Self::ConnectionsFullPassed => "connections_full_passed",
         }
     }
 
@@ -150,6 +158,7 @@ impl Outcome {
                 | Self::BoundRefused
                 | Self::V6OnlyRefused
                 | Self::DeviceRefused
+                | Self::ConnectionsFullRefused
         )
     }
 }

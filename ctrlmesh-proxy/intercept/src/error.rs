@@ -110,6 +110,8 @@ pub enum Error {
     File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("listen on {address}")]
     Listen { address: SocketAddr, source: io::Error },
+    #[error("make a socket in network namespace {path}")]
+    Socket { path: PathBuf, source: io::Error },
     #[error("enter network namespace {path}")]
     Namespace { path: PathBuf, source: io::Error },
 }

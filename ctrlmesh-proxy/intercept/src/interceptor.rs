@@ -197,6 +197,25 @@ impl Interceptor {
         Ok(dead)
     }
 
+    /// Removes what is stored of connections to ports at any address whose clients closed them so long ago. A proxy may
+    /// accept a connection that its client has closed, so some seconds are due.
+    ///
+    /// # Errors
+    /// If the table cannot be read or written.
+    pub fn forget_connections_closed_for(&mut self, age: Duration) -> Result<(), Error> {
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let before = status::now().saturating_sub(age);
+        self.register.maps.forget_connections(|one| one.closed_ns != 0 && one.closed_ns <= before)
+    }
+
+    /// How many connections to ports at any address are stored.
+    ///
+    /// # Errors
+    /// If the table cannot be read.
+    pub fn stored_connections(&self) -> Result<usize, Error> {
+        self.register.maps.stored_connections()
+    }
+
     /// What explains redirected connections.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 const ATTEMPTS: usize = 100;
 
 /// Every map that is pinned: name, in the order of the kernel's `maps.rs`.
-pub(crate) const MAPS: [&str; 11] = [
+pub(crate) const MAPS: [&str; 12] = [
     "MEMBERS",
     "PODS",
     "TARGETS",
@@ -44,6 +44,7 @@ pub(crate) const MAPS: [&str; 11] = [
     "HEARTBEATS",
     "INBOUND",
     "INBOUND_LISTENERS",
+    "CONNECTIONS",
     "COUNTERS",
     "EVENTS",
 ];

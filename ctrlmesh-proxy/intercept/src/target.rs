@@ -1,20 +1,21 @@
 //! The targets whose connections are redirected.
 //!
-//! A target is an address and a port, or a prefix and a port. The bits that a prefix leaves open must fit into a source
-//! address, so the widest are /10 for IPv4 and /106 for IPv6: more than any service range of Kubernetes, /12 and /108.
+//! A target is an address and a port, or a prefix and a port, or a port at any address. The bits that a prefix leaves
+//! open must fit into a source address, so the widest are /10 for IPv4 and /106 for IPv6: more than any service range
+//! of Kubernetes, /12 and /108.
 //!
 //! 0.0.0.0 and :: are loopback here, as they are for the kernel where somebody connects to them.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-use ctrlmesh_common::kernel::{self, Address, Destination, MAX_HOST_BITS, TargetKey};
+use ctrlmesh_common::kernel::{self, ANY_ADDRESS, Address, Destination, MAX_HOST_BITS, TargetKey};
 
 /// How many a pod may have: the index of one has 8 bits, of which one value means none.
 const MOST: usize = 255;
 
-/// An address or a prefix, and a port.
+/// An address, a prefix or any address, and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
     address: Address,
@@ -35,7 +36,7 @@ pub struct Targets {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTarget {
     /// Neither form.
-    #[error("`{0}` is not ADDRESS:PORT or PREFIX/LENGTH:PORT, with an IPv6 address in brackets")]
+    #[error("`{0}` is not ADDRESS:PORT, PREFIX/LENGTH:PORT or *:PORT, with an IPv6 address in brackets")]
     Syntax(String),
     /// Port 0.
     #[error("`{0}`: port 0 is nobody's")]
@@ -76,6 +77,20 @@ impl Targets {
         Self { name: self.name.clone(), list }
     }
 
+    /// These, and `ports` at any address, as many as there is room for. They have a name of their own.
+    #[must_use]
+    pub fn and_ports(&self, ports: &[u16]) -> Self {
+        let mut all = self.clone();
+        for port in ports {
+            if all.list.len() < MOST {
+                all.list.push(Target::any_address(*port));
+            }
+            // Writing to a text never fails.
+            let _written = write!(all.name, " *:{port}");
+        }
+        all
+    }
+
     /// The addresses of those that are no prefix.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let exact = self.list.iter().filter(|target| target.host_bits == 0);
@@ -87,6 +102,11 @@ impl Target {
     /// One address.
     pub fn exact(address: SocketAddr) -> Self {
         Self { address: reached(address.ip()).into(), host_bits: 0, port: address.port() }
+    }
+
+    /// A port at any address. More exact targets go before.
+    pub fn any_address(port: u16) -> Self {
+        Self { address: Address::default(), host_bits: ANY_ADDRESS, port }
     }
 
     /// Whether it is an address that connections are redirected to.
@@ -128,6 +148,12 @@ impl FromStr for Target {
         let syntax = || InvalidTarget::Syntax(text.to_owned());
         let (host, port) = text.rsplit_once(':').ok_or_else(syntax)?;
         let port: u16 = port.parse().ok().ok_or_else(syntax)?;
+        if port == 0 {
+            return Err(InvalidTarget::Port(text.to_owned()));
+        }
+        if host == "*" {
+            return Ok(Self::any_address(port));
+        }
         let bare = match (host.strip_prefix('['), host.strip_suffix(']')) {
             (Some(rest), Some(_)) => rest.strip_suffix(']').ok_or_else(syntax)?,
             (None, None) if !host.contains(':') => host,
@@ -138,9 +164,6 @@ impl FromStr for Target {
             None => (bare, None),
         };
         let ip: IpAddr = ip.parse().ok().ok_or_else(syntax)?;
-        if port == 0 {
-            return Err(InvalidTarget::Port(text.to_owned()));
-        }
         let host_bits = host_bits(text, ip, length)?;
         let ip = if host_bits == 0 { reached(ip) } else { ip };
         let target = Self { address: Address::from(ip).with_host(host_bits, 0), host_bits, port };
@@ -153,6 +176,9 @@ impl FromStr for Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host_bits == ANY_ADDRESS {
+            return write!(f, "*:{}", self.port);
+        }
         let ip = IpAddr::from(self.address);
         if self.host_bits == 0 {
             return write!(f, "{}", SocketAddr::new(ip, self.port));
@@ -191,7 +217,9 @@ mod tests {
 
     #[test]
     fn every_form_prints_as_it_was_read() {
-        for text in ["10.96.0.1:443", "[fd00::1]:443", "10.96.0.0/12:443", "10.64.0.0/10:1", "[fd00::/108]:6443"] {
+        for text in
+            ["10.96.0.1:443", "[fd00::1]:443", "10.96.0.0/12:443", "10.64.0.0/10:1", "[fd00::/108]:6443", "*:443"]
+        {
             assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
         }
     }
@@ -206,6 +234,16 @@ mod tests {
         assert_eq!(both.and(&[]), both);
         let many: Vec<SocketAddr> = (1..=300).map(|port| SocketAddr::from(([192, 0, 2, 1], port))).collect();
         assert_eq!(told.and(&many).list.len(), MOST);
+    }
+
+    #[test]
+    fn targets_with_other_ports_have_another_name() {
+        let told = Targets { name: "t".to_owned(), list: vec!["10.96.0.1:443".parse().unwrap()] };
+        assert_eq!(told.and_ports(&[]), told);
+        let more = told.and_ports(&[443, 80]);
+        assert_eq!(more.name, "t *:443 *:80");
+        let list: Vec<String> = more.list.iter().map(ToString::to_string).collect();
+        assert_eq!(list, ["10.96.0.1:443", "*:443", "*:80"]);
     }
 
     #[test]
@@ -267,10 +305,15 @@ mod tests {
             "10.0.0.0/x:1",
             "host:443",
             "10.0.0.1:65536",
+            "*",
+            "[*]:1",
+            "*/0:1",
         ] {
             assert_eq!(text.parse::<Target>(), Err(InvalidTarget::Syntax(text.to_owned())));
         }
-        assert_eq!("10.0.0.1:0".parse::<Target>(), Err(InvalidTarget::Port("10.0.0.1:0".to_owned())));
+        for text in ["10.0.0.1:0", "*:0"] {
+            assert_eq!(text.parse::<Target>(), Err(InvalidTarget::Port(text.to_owned())));
+        }
         assert!(matches!("10.0.0.0/33:1".parse::<Target>(), Err(InvalidTarget::TooLong { most: 32, .. })));
         assert!(matches!("10.0.0.0/9:1".parse::<Target>(), Err(InvalidTarget::TooWide { least: 10, .. })));
         assert!(matches!("[fd00::/64]:1".parse::<Target>(), Err(InvalidTarget::TooWide { least: 106, .. })));

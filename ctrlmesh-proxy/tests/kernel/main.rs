@@ -8,6 +8,7 @@
 
 #[path = "../harness/mod.rs"]
 mod harness;
+mod any_address;
 mod bed;
 mod command;
 mod counted;

@@ -171,14 +171,14 @@ fn a_missing_hook_is_attached_again_when_the_loader_starts() {
     interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
     drop(interceptor);
     let folder = bed.pins().join("pods").join(slot.to_string());
-    let hooks = ["connect4", "connect6", "getpeername4", "getpeername6", "inbound"];
+    let hooks = ["connect4", "connect6", "getpeername4", "getpeername6", "sock_release", "inbound"];
     for hook in hooks {
         std::fs::remove_file(folder.join(hook)).unwrap();
         drop(bed.interceptor());
         let links: BTreeSet<_> = hooks.iter().map(|hook| linked(&folder.join(hook))).collect();
         assert_eq!(links.len(), hooks.len(), "{hook} is missing");
         // Each is attached, and none twice, as soon as the kernel has taken apart what nobody holds any more.
-        until(hook, || attached(&pod) == (4, 4));
+        until(hook, || attached(&pod) == (5, 5));
     }
     let _target = bed.target(TARGET);
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
@@ -334,7 +334,7 @@ fn the_next_loader_mends_what_a_crashed_one_left() {
     let _proxy = bed.enrol(&mut interceptor, &bed.attach(&pod));
     interceptor.sweep().unwrap();
     let hooks = &interceptor.status().unwrap().attachments[0].hooks;
-    assert_eq!(hooks.len(), 4, "{hooks:?}");
+    assert_eq!(hooks.len(), 5, "{hooks:?}");
     assert!(!folder.join("connect4-next").exists() && !bed.pins().join("pods/77").exists());
     assert_eq!(bed.connect(&pod, TARGET, "blocking").answer, format!("proxy {slot} {TARGET}"));
 }

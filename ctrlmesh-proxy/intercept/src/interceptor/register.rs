@@ -260,6 +260,7 @@ impl Register {
             map::clear(&mut self.maps.inbound_listeners, listener, "INBOUND_LISTENERS")?;
         }
         map::clear(&mut self.maps.listeners, slot.index(), "LISTENERS")?;
+        self.maps.forget_connections(|connection| connection.slot == slot.get())?;
         let before = self.pod(slot)?;
         self.set(slot, attach::vacated(&before))?;
         self.silence(slot.index(), slot)?;

@@ -8,7 +8,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -47,6 +47,18 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
         other => other.map_err(|errno| (v6, errno)),
     })?;
     listener.map_err(|(address, errno)| Error::Listen { address, source: errno.into() })
+}
+
+/// A socket to connect with to an address of this family, as a process of the namespace would.
+///
+/// # Errors
+/// If the namespace cannot be entered, or does not know the family.
+pub fn outgoing(namespace: &Namespace, family: IpAddr) -> Result<TcpStream, Error> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let family = if family.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let made = namespace.run(|| socket::socket(family, SockType::Stream, flags, SockProtocol::Tcp))?;
+    let failed = |source| Error::Socket { path: namespace.path.clone(), source };
+    made.map(TcpStream::from).map_err(|errno| failed(errno.into()))
 }
 
 /// The socket for webhook calls to an address of this family, which arrive by `sk_lookup` and not by its own address.

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, RingBuf, SockMap};
-use ctrlmesh_common::kernel::{Destination, Inbound, InboundKey, Member, Outcome, Pod, Table, TargetKey, TargetMatch};
+use ctrlmesh_common::kernel::{
+    Connection, Destination, Inbound, InboundKey, Member, Outcome, Pod, Table, TargetKey, TargetMatch,
+};
 
 use crate::Error;
 use crate::host::privilege;
@@ -23,6 +25,7 @@ pub(crate) struct Maps {
     pub(crate) heartbeats: Array<MapData, u64>,
     pub(crate) inbound: HashMap<MapData, InboundKey, Inbound>,
     pub(crate) inbound_listeners: SockMap<MapData>,
+    pub(crate) connections: HashMap<MapData, u32, Connection>,
     pub(crate) counters: PerCpuArray<MapData, u64>,
 }
 
@@ -39,6 +42,7 @@ impl Maps {
             heartbeats: open(pins, "HEARTBEATS")?,
             inbound: open(pins, "INBOUND")?,
             inbound_listeners: open(pins, "INBOUND_LISTENERS")?,
+            connections: open(pins, "CONNECTIONS")?,
             counters: open(pins, "COUNTERS")?,
         })
     }
@@ -73,6 +77,30 @@ impl Maps {
             webhooks.entry(inbound.slot()).or_default().push(address(&key));
         }
         Ok(webhooks)
+    }
+
+    /// Removes the connections to ports at any address that this is true of.
+    pub(crate) fn forget_connections(&mut self, over: impl Fn(&Connection) -> bool) -> Result<(), Error> {
+        let entries = self.connections.iter().filter_map(|entry| match entry {
+            Ok((number, connection)) => over(&connection).then_some(Ok(number)),
+            // One that went while we were reading.
+            Err(error) if absent(&error) => None,
+            Err(error) => Some(Err(error)),
+        });
+        let numbers: Vec<u32> = entries.collect::<Result<_, MapError>>().map_err(Error::map("CONNECTIONS"))?;
+        for number in numbers {
+            match self.connections.remove(&number) {
+                Err(error) if !absent(&error) => return Err(Error::map("CONNECTIONS")(error)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// How many connections to ports at any address are stored.
+    pub(crate) fn stored_connections(&self) -> Result<usize, Error> {
+        let numbers: Vec<u32> = self.connections.keys().collect::<Result<_, _>>().map_err(Error::map("CONNECTIONS"))?;
+        Ok(numbers.len())
     }
 
     /// How often each outcome happened, on all CPUs together.

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::fd::AsFd;
 
 use aya::programs::links::FdLink;
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockopt, Program, ProgramError, SkLookup};
+use aya::programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, CgroupSockopt, Program, ProgramError, SkLookup};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 
 use crate::Error;
@@ -14,8 +14,11 @@ use crate::pins::{self, Pins};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ctrlmesh.o"));
 
 /// Programs that are attached at a cgroup, in the order in which they are: whoever is redirected sees the original
-/// peer.
-pub(crate) const HOOKS: [&str; 4] = ["getpeername4", "getpeername6", "connect4", "connect6"];
+/// peer, and whatever is stored for a socket goes with it.
+pub(crate) const HOOKS: [&str; 5] = ["getpeername4", "getpeername6", SOCK_RELEASE, "connect4", "connect6"];
+
+/// The one that is told of the end of a socket.
+const SOCK_RELEASE: &str = "sock_release";
 
 /// Sizes of tables where a node wants others than the programs say. They count when the maps are made; that of pods
 /// counts for each loader, and is 4,096 at most.
@@ -25,6 +28,8 @@ pub struct Limits {
     pub cgroups: Option<u32>,
     /// Targets in all tables.
     pub targets: Option<u32>,
+    /// Connections to ports at any address, at a time.
+    pub connections: Option<u32>,
     /// Pods.
     pub pods: Option<u32>,
 }
@@ -44,7 +49,8 @@ impl Object {
         for name in pins::MAPS {
             loader.map_pin_path(name, pins.map(name));
         }
-        for (name, entries) in [("MEMBERS", limits.cgroups), ("TARGETS", limits.targets)] {
+        let sizes = [("MEMBERS", limits.cgroups), ("TARGETS", limits.targets), ("CONNECTIONS", limits.connections)];
+        for (name, entries) in sizes {
             if let Some(entries) = entries {
                 loader.map_max_entries(name, entries);
             }
@@ -67,10 +73,14 @@ impl Object {
         hook: &'static str,
         cgroup: impl AsFd,
     ) -> Result<Result<FdLink, ProgramError>, Error> {
+        if hook == SOCK_RELEASE {
+            let program: &mut CgroupSock = self.program(hook)?;
+            load(hook, program.fd().is_ok(), || program.load())?;
+            return Ok(pinnable(program.attach(cgroup, CgroupAttachMode::Single).and_then(|id| program.take_link(id))));
+        }
         let program: &mut CgroupSockAddr = self.program(hook)?;
         load(hook, program.fd().is_ok(), || program.load())?;
-        let linked = program.attach(cgroup, CgroupAttachMode::Single).and_then(|id| program.take_link(id));
-        Ok(linked.and_then(|link| FdLink::try_from(link).ok().ok_or(ProgramError::NotAttached)))
+        Ok(pinnable(program.attach(cgroup, CgroupAttachMode::Single).and_then(|id| program.take_link(id))))
     }
 
     /// Attaches the inbound program at a network namespace.
@@ -93,6 +103,13 @@ impl Object {
     {
         self.ebpf.program_mut(name).and_then(|program| program.try_into().ok()).ok_or(Error::Absent(name))
     }
+}
+
+fn pinnable<L>(linked: Result<L, ProgramError>) -> Result<FdLink, ProgramError>
+where
+    FdLink: TryFrom<L>,
+{
+    linked.and_then(|link| FdLink::try_from(link).ok().ok_or(ProgramError::NotAttached))
 }
 
 fn load(program: &'static str, loaded: bool, load: impl FnOnce() -> Result<(), ProgramError>) -> Result<(), Error> {

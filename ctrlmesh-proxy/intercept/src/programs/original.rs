@@ -6,8 +6,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use aya::maps::{Array, MapData};
-use ctrlmesh_common::kernel::{self, Address, Decoded, Destination, Pod};
+use aya::maps::{Array, HashMap, MapData};
+use ctrlmesh_common::kernel::{self, ANY_ADDRESS, Address, Connection, Decoded, Destination, Pod};
 
 use crate::Error;
 use crate::pins::{Pins, Slot};
@@ -17,6 +17,7 @@ use crate::programs::map;
 pub struct Originals {
     pods: Array<MapData, Pod>,
     destinations: Array<MapData, Destination>,
+    connections: HashMap<MapData, u32, Connection>,
 }
 
 /// Who wanted to go where.
@@ -28,6 +29,8 @@ pub struct Original {
     pub index: u8,
     /// The address that the client named.
     pub target: SocketAddr,
+    /// Whether it is a target for its port alone.
+    pub by_port: bool,
 }
 
 impl Originals {
@@ -39,7 +42,11 @@ impl Originals {
         let pins = Pins::at(pins);
         // What others may have written explains nothing.
         pins.exist()?;
-        Ok(Self { pods: map::open(&pins, "PODS")?, destinations: map::open(&pins, "DESTINATIONS")? })
+        Ok(Self {
+            pods: map::open(&pins, "PODS")?,
+            destinations: map::open(&pins, "DESTINATIONS")?,
+            connections: map::open(&pins, "CONNECTIONS")?,
+        })
     }
 
     /// Explains a connection by the accepted socket's own address and its peer's. `None` if it was not redirected, or
@@ -58,12 +65,25 @@ impl Originals {
         };
         let entry = self.destinations.get(&kernel::entry(table, code.index), 0).map_err(Error::map("DESTINATIONS"))?;
         let index = code.index;
-        let address = kernel::original(&entry, host);
+        let by_port = entry.host_bits == ANY_ADDRESS;
+        let address = match host.filter(|_| by_port) {
+            Some(number) => self.connection(number)?.and_then(|one| one.original(code.slot, entry.port)),
+            None => kernel::original(&entry, host),
+        };
         Ok(address.map(|address| Original {
             slot,
             index,
             target: SocketAddr::new(address.into(), u16::from_be(entry.port)),
+            by_port,
         }))
+    }
+
+    fn connection(&self, number: u32) -> Result<Option<Connection>, Error> {
+        match self.connections.get(&number, 0) {
+            Ok(connection) => Ok(Some(connection)),
+            Err(error) if map::absent(&error) => Ok(None),
+            Err(error) => Err(Error::map("CONNECTIONS")(error)),
+        }
     }
 }
 
