@@ -9,11 +9,14 @@ use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
+pub mod egress;
 pub mod fault;
 pub mod fence;
 pub mod guard;
 mod pod_policy;
 
+pub use egress::Egress;
+use egress::EgressError;
 pub use fault::Fault;
 use fault::{FaultError, MAX_REGEXES};
 pub use fence::Fence;
@@ -36,7 +39,7 @@ pub struct Policy {
     /// Grows with every change of a policy of the operator. Epochs of two operators do not compare; 0 if nobody counts.
     #[serde(default)]
     pub epoch: u64,
-    /// Whether limits, lock, fence, guards and faults are applied at all.
+    /// Whether limits, lock, fence, guards, faults and egress rules are applied at all.
     #[serde(default)]
     pub mode: Mode,
     /// Which resources the pod sees only in part. All limits that cover a resource hold at once.
@@ -54,6 +57,9 @@ pub struct Policy {
     /// What the pod's requests meet on purpose, in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
+    /// What the pod may talk to beside the API server. Absent: anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Egress>,
     /// Whether the pod's containers are ended before a policy comes into force that takes objects away. Only the node's
     /// proxy can do that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -86,7 +92,7 @@ pub enum Redirect {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
-    /// Limits, lock, fence, guards and faults hold.
+    /// Limits, lock, fence, guards, faults and egress rules hold.
     #[default]
     Enforce,
     /// Every request passes as it is.
@@ -168,6 +174,12 @@ pub enum PolicyError {
         /// What is wrong with it.
         source: FaultError,
     },
+    /// Egress rules that cannot be applied.
+    #[error("egress")]
+    Egress {
+        /// What is wrong with them.
+        source: EgressError,
+    },
     /// A part of the lock is empty or holds what no name may hold.
     #[error(
         "lock.{field}: {value:?} is no name: allowed are 1 to 253 of a-z 0-9 - . with an alphanumeric at both ends"
@@ -194,7 +206,7 @@ impl Policy {
         Self { limits: vec![limit], ..Self::default() }
     }
 
-    /// Whether no request is changed or refused.
+    /// Whether no request to the API server is changed or refused.
     pub fn passes_everything(&self) -> bool {
         let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none();
         self.mode == Mode::Pass || is_empty && self.guards.is_empty() && self.faults.is_empty()
@@ -228,8 +240,13 @@ impl Policy {
         if self.mode == Mode::Enforce { &self.faults } else { &[] }
     }
 
+    /// The egress rules, where they hold.
+    pub fn egress(&self) -> Option<&Egress> {
+        self.egress.as_ref().filter(|_| self.mode == Mode::Enforce)
+    }
+
     /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at`, the fence,
-    /// guards and faults do not count: they do not change what an answer holds.
+    /// guards, faults and egress rules do not count: they do not change what an answer of the API server holds.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.mode == other.mode
             && self.lock == other.lock
@@ -258,6 +275,7 @@ impl Policy {
         self.check_length()?;
         self.check_guards()?;
         self.check_faults()?;
+        self.egress.as_ref().map_or(Ok(()), Egress::check).map_err(|source| PolicyError::Egress { source })?;
         self.lock.as_ref().map_or(Ok(()), Lock::check)
     }
 

@@ -75,8 +75,8 @@ fn the_shards_in_the_docs_are_valid() -> Result<()> {
 }
 
 #[test]
-fn the_circuit_breaker_in_the_docs_is_valid() -> Result<()> {
-    ensure!(check_examples(GUARDS, "CircuitBreaker")? == 1);
+fn the_circuit_breakers_in_the_docs_are_valid() -> Result<()> {
+    ensure!(check_examples(GUARDS, "CircuitBreaker")? == 2);
     Ok(())
 }
 

@@ -105,6 +105,7 @@ fn guard(number: usize, verb: &str) -> Guard {
         trigger: Trigger::Normal,
         sleeping_window_nanoseconds: None,
         requests: vec![requests],
+        urls: Vec::new(),
         reset: None,
         holds: false,
     }

@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::policy::{Guard, Policy};
 use ctrlmesh_common::wire::{GuardState, MAX_GUARD_STATES};
-use ctrlmesh_request::guard::{Guards, Moment, OpenRule, ProbeId, Refused};
+use ctrlmesh_request::egress::Visible;
+use ctrlmesh_request::guard::{Admitted, Guards, Moment, OpenRule, ProbeId, Refused};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_runtime::boot_clock;
 use ctrlmesh_runtime::drain::Drain;
@@ -198,11 +199,24 @@ impl PodGuards {
         }
     }
 
-    /// Charges a request to every rule that matches it. It may pass as a probe. A refusal does not count where the
-    /// request `may_hold` and the rules say that it is held.
+    /// Charges a request to the API server to every rule that matches it. It may pass as a probe. A refusal does not
+    /// count where the request `may_hold` and the rules say that it is held.
     pub(crate) fn admit(self: &Arc<Self>, info: &RequestInfo<'_>, may_hold: bool) -> Result<Option<Probe>, Refused> {
+        self.admit_by(|guards| guards.admit(info, now()), may_hold)
+    }
+
+    /// Does the same for a request, or a connection, to another server. None is held.
+    pub(crate) fn admit_egress(self: &Arc<Self>, visible: &Visible<'_>) -> Result<Option<Probe>, Refused> {
+        self.admit_by(|guards| guards.admit_egress(visible, now()), false)
+    }
+
+    fn admit_by(
+        self: &Arc<Self>,
+        admit: impl FnOnce(&mut Guards) -> Result<Admitted, (Refused, Vec<usize>)>,
+        may_hold: bool,
+    ) -> Result<Option<Probe>, Refused> {
         let mut state = self.latest_state();
-        match state.guards.admit(info, now()) {
+        match admit(&mut state.guards) {
             Ok(admitted) => {
                 for at in admitted.charged {
                     state.rules[at].allowed();
@@ -349,9 +363,14 @@ impl Probe {
         self.is_sent = true;
     }
 
-    /// Takes the API server's answer. Breakers close, unless it says that it is not well, or that too much is asked.
+    /// Takes the server's answer. Breakers close, unless it says that it is not well, or that too much is asked.
     pub(crate) fn answered(mut self, status: StatusCode) {
         self.succeeded = !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS;
+    }
+
+    /// Breakers close: a server that speaks no HTTP has been reached.
+    pub(crate) fn reached(mut self) {
+        self.succeeded = true;
     }
 }
 

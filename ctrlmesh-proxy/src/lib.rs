@@ -9,6 +9,7 @@ pub mod manager_client;
 pub mod policy;
 pub mod guard;
 pub mod fault;
+pub mod egress;
 pub mod upstream;
 pub mod session;
 mod watch;

@@ -3,7 +3,9 @@
 //! Every series of the request path is looked up once, at start, so counting is one atomic addition.
 
 mod added;
+mod bounded;
 mod channel;
+mod egress;
 mod faults;
 mod guards;
 mod reasons;
@@ -20,6 +22,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::metrics::added::AddedTime;
 pub use crate::metrics::channel::ManagerMetrics;
+pub use crate::metrics::egress::{EgressMetrics, EgressProtocol};
 pub use crate::metrics::faults::FaultMetrics;
 pub use crate::metrics::guards::{GuardMetrics, RuleMetrics};
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
@@ -48,6 +51,7 @@ pub struct Metrics {
     pub manager: ManagerMetrics,
     pub guards: GuardMetrics,
     pub faults: FaultMetrics,
+    pub egress: EgressMetrics,
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
@@ -118,6 +122,7 @@ impl Metrics {
             manager: ManagerMetrics::register(to),
             guards: GuardMetrics::register(to),
             faults: FaultMetrics::register(to),
+            egress: EgressMetrics::register(to),
             registry: Arc::default(),
         };
         Arc::new(Self { registry: Arc::new(registry), ..metrics })

@@ -3,5 +3,6 @@
 pub mod memory_budget;
 pub mod accept;
 pub mod body;
+pub mod prefixed;
 pub mod tls;
 pub mod tunnel;

@@ -16,6 +16,7 @@ mod exchange;
 mod tap;
 mod http1;
 mod http2;
+mod egress;
 
 use std::future;
 use std::future::Future;
@@ -63,6 +64,11 @@ impl Server {
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
             match target.zip(self.policies.of(origin.pod)) {
+                Some((Target { address: Address::Socket(to), .. }, served)) if origin.by_port => {
+                    let gone = served.gone.clone();
+                    let serving = Box::pin(self.clone().serve_egress(stream, to, served, resources));
+                    unless_gone(gone.as_ref(), serving).await;
+                }
                 Some((target, served)) => {
                     let gone = served.gone.clone();
                     let beginning = Box::pin(self.clone().begin(stream, target, served, resources));

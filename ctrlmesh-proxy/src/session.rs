@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
+use crate::egress::PodEgress;
 use crate::fault::PodFaults;
 use crate::guard::PodGuards;
 use crate::metrics::{Metrics, Open};
@@ -66,6 +67,7 @@ pub struct ServedPod {
     pub validity: Validity,
     pub guards: Arc<PodGuards>,
     pub faults: Arc<PodFaults>,
+    pub egress: Arc<PodEgress>,
     /// Cancelled once the pod is served no more; its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -104,7 +106,8 @@ impl ServedPod {
         gone: Option<CancellationToken>,
     ) -> Self {
         let faults = PodFaults::new(policy.clone(), guards.metrics());
-        Self { policy, history, writes: Arc::default(), validity: Validity::default(), guards, faults, gone }
+        let egress = PodEgress::new(policy.clone(), None, guards.metrics());
+        Self { policy, history, writes: Arc::default(), validity: Validity::default(), guards, faults, egress, gone }
     }
 
     /// Settles each policy and follows its guards, as long as the pod is served. Writes that a new policy forbids have

@@ -5,9 +5,11 @@
 
 use std::borrow::Cow;
 
+use ctrlmesh_common::policy::egress::{ANY, AccessList, AccessRule, Egress, Scheme, UrlMatch, UrlParts};
 use ctrlmesh_common::policy::{Limit, Lock, Policy};
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_request::decide::{Decision, Rename, decide};
+use ctrlmesh_request::egress::{Hello, Protocol, Rules, Visible, protocol, read_hello};
 use ctrlmesh_request::request::{Query, RequestInfo};
 use ctrlmesh_request::rewrite::list::{self, Change};
 use ctrlmesh_request::rewrite::watch::{self, Frames};
@@ -16,6 +18,12 @@ use serde_json::Value;
 
 /// The policy's selector.
 const POLICY: &str = "p in (1,2),!q";
+
+/// The longest start of a connection that is cut at each of its bytes.
+const MAX_CUT_BYTES: usize = 1 << 10;
+
+/// So many bytes always tell a protocol.
+const PROTOCOL_BYTES: usize = 34;
 
 /// A line `METHOD TARGET`: it is refused, or the server reads the same request, narrowed.
 ///
@@ -138,6 +146,50 @@ pub fn watch_frames(data: &[u8]) {
     }
 }
 
+/// The start of a TLS connection: it is incomplete until it says what it says, and says it in records of any size.
+///
+/// # Panics
+/// Where that does not hold.
+pub fn client_hello(data: &[u8]) {
+    let whole = read_hello(data);
+    for end in 0..data.len().min(MAX_CUT_BYTES) {
+        let prefix = read_hello(&data[..end]);
+        assert!(prefix == Hello::Incomplete || prefix == whole, "{end} of {}", data.escape_ascii());
+    }
+    let size = data.last().map_or(1, |size| usize::from(*size).max(1));
+    let hello = read_hello(&in_records(data, size));
+    assert_eq!(hello, read_hello(&in_records(data, 1 << 14)), "{size} {}", data.escape_ascii());
+    for hello in [whole, hello] {
+        if let Hello::Read { server_name: Some(name) } = hello {
+            let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+            let is_label = |label: &str| !label.is_empty() && label.bytes().all(is_inner);
+            assert!(name.len() <= 253 && name.split('.').all(is_label), "{name:?}");
+        }
+    }
+}
+
+/// The start of any connection: its protocol is told once, and a request passes as below a path only if it is.
+///
+/// # Panics
+/// Where that does not hold.
+pub fn http_head(data: &[u8]) {
+    let told = protocol(data);
+    assert!(told.is_some() || data.len() < PROTOCOL_BYTES, "{}", data.escape_ascii());
+    for end in 0..data.len().min(PROTOCOL_BYTES) {
+        let prefix = protocol(&data[..end]);
+        assert!(prefix.is_none() || prefix == told, "{end} of {}", data.escape_ascii());
+    }
+    let line = data.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
+    let Ok(line) = std::str::from_utf8(line) else { return };
+    let mut words = line.split(' ');
+    let (Some(Protocol::Http1), Some(method), Some(path)) = (told, words.next(), words.next()) else { return };
+    let host = words.next().unwrap_or_default();
+    let visible = Visible { scheme: Some(Scheme::Http), host, port: 80, request: Some((method, path)) };
+    let [allow, deny] = [AccessList::Allow, AccessList::Deny].map(|list| below_public(list).decide(&visible).is_ok());
+    assert_ne!(allow, deny, "{line}");
+    assert!(!allow || is_below_public(path), "{line}");
+}
+
 fn policy_selector() -> Selector {
     Selector::parse(POLICY).unwrap_or_default()
 }
@@ -150,6 +202,47 @@ fn policy() -> Policy {
 fn rename() -> Rename {
     let lock = Lock { namespace: "ops".to_owned(), name: "op".to_owned(), shard: "s1".to_owned() };
     Rename { on_server: lock.per_shard(), lock }
+}
+
+/// The `ClientHello` with this body, in records of so many bytes.
+fn in_records(body: &[u8], bytes: usize) -> Vec<u8> {
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX).to_be_bytes();
+    let message = [&[1], &length[1..], body].concat();
+    let record = |content: &[u8]| {
+        let length = u16::try_from(content.len()).unwrap_or(u16::MAX).to_be_bytes();
+        [&[22, 3, 1], &length[..], content].concat()
+    };
+    message.chunks(bytes).flat_map(record).collect()
+}
+
+/// A rule on what is below `/public` on any host.
+fn below_public(list: AccessList) -> Rules {
+    let public = UrlParts { host: ANY.to_owned(), path: Some("/public/*".to_owned()), ..UrlParts::default() };
+    let urls = vec![UrlMatch::Parts(public)];
+    let (ports, methods) = (vec![80], vec![ANY.to_owned()]);
+    let access = AccessRule { breaker: String::new(), rule: String::new(), ports, list, urls, methods };
+    Rules::new(&Egress { ports: vec![80], access: vec![access] }).unwrap_or_default()
+}
+
+/// Whether a server finds the path below `/public` that decodes every escape but that of the slash.
+fn is_below_public(path: &str) -> bool {
+    let mut decoded = Vec::new();
+    let mut rest = path.split(['?', '#']).next().unwrap_or_default().as_bytes();
+    while let Some((first, behind)) = rest.split_first() {
+        let escaped = behind.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        let escaped = escaped.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|byte| *byte != b'/');
+        decoded.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { &behind[2..] } else { behind };
+    }
+    let mut open = Vec::new();
+    for segment in decoded.split(|byte| *byte == b'/') {
+        match segment {
+            b"" | b"." => {}
+            b".." => drop(open.pop()),
+            other => open.push(other),
+        }
+    }
+    open.first() == Some(&&b"public"[..])
 }
 
 fn assert_narrowed(seen: &RequestInfo<'_>, sent: &str) {

@@ -47,8 +47,10 @@ pub struct CircuitBreakerSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub rate_limitings: Vec<RateLimiting>,
-    /// Rules on what may be talked to; all must let a request pass. Absent or empty: no rule. At most 64, with distinct
-    /// names. Nothing enforces them yet.
+    /// Rules on what the pods may talk to beside the API server; all must let a request pass. They hold for TCP
+    /// connections to the ports that the rules of a pod name, at any address. Connections to other ports pass. The
+    /// node's proxy enforces them. All rules that select a pod may name 32 ports, and have 16 regular expressions.
+    /// Absent or empty: the pods may talk to anything. At most 64, with distinct names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub traffic_intercept_rules: Vec<TrafficInterceptRule>,
@@ -90,8 +92,10 @@ pub struct RateLimiting {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_rules: Vec<ResourceRule>,
-    /// The requests to other servers that are counted: those that any of the rules matches. Absent or empty: none. At
-    /// most 64. Nothing enforces them yet.
+    /// The requests to other servers that are counted: those that any of the rules matches. The pods' connections to
+    /// their ports, at any address, go to the node's proxy. A connection over TLS counts as one request, and is matched
+    /// by host and port alone. A refused request gets 429; a refused connection is closed. None is held. Absent or
+    /// empty: none. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub rest_rules: Vec<RestRule>,
@@ -253,32 +257,55 @@ pub struct ResourceRule {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestRule {
-    /// `scheme://host:port/path`; a path that ends in `/*` stands for all that begin so. At most 2048
-    /// characters.
+    /// `scheme://host:port/path`, with a host as in `contents` of `trafficInterceptRules`. Without a port, it is that
+    /// of the scheme. A path that ends in `/*` stands for all that begin so; without one, every path counts. At most
+    /// 2048 characters.
     #[schemars(length(max = 2048), regex(pattern = r"^https?://[^/]+(/.*)?$"))]
     pub url: String,
-    /// The HTTP method, such as POST.
+    /// The HTTP method, such as POST; `"*"` is every method. Over TLS every method counts.
     #[schemars(length(min = 1, max = 16), regex(pattern = rules::METHOD))]
     pub method: String,
 }
 
-/// Whether some traffic passes.
+/// What may be talked to beside the API server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!('*' in self.methods) || size(self.methods) == 1")
+    .message("methods: \"*\" is every method, and cannot be beside others"))]
 pub struct TrafficInterceptRule {
     /// The rule's name, distinct within the resource.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Whether only what matches passes (Whitelist), or only what does not (Blacklist).
+    /// What happens to requests that match. Whitelist: only they pass, of what goes to the ports that the rule names.
+    /// Blacklist: they are refused, and others pass.
     pub intercept_type: InterceptType,
-    /// Whether `contents` are plain (Normal) or regular expressions (Regexp).
+    /// How `contents` are read. Normal: as URLs. Regexp: as regular expressions.
     pub content_type: ContentType,
-    /// What URLs are compared with. 1 to 256.
+    /// The URLs that match; a request needs one of them. 1 to 256. With the type Normal, each is
+    /// `[http://|https://]HOST[:PORT][/PATH]`. HOST is a DNS name, an IPv4 address, an IPv6 address in brackets,
+    /// `*.example.com` for every name below, or `*`. Without a scheme, both match. Without PORT, the scheme's own port
+    /// matches, 80 or 443; without a scheme too, those in `ports`. A PATH that ends in `/*` stands for all that begin
+    /// so; without PATH, every path matches. With the type Regexp, each is a regular expression in Go's syntax. It must
+    /// match the whole `SCHEME://HOST[:PORT]/PATH`, with the port where it is not the scheme's own. Queries are not
+    /// looked at. A connection over TLS is matched by host and port alone.
     #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 2048)), extend("x-kubernetes-list-type" = "atomic"))]
     pub contents: Vec<String>,
-    /// HTTP methods, such as POST; `"*"` is every method. 1 to 16.
+    /// HTTP methods that match, such as POST; `"*"` is every method, and stands alone. Over TLS every method matches. 1
+    /// to 16.
     #[schemars(length(min = 1, max = 16), inner(length(max = 16), regex(pattern = rules::METHOD)), extend("x-kubernetes-list-type" = "set"))]
     pub methods: Vec<String>,
+    /// TCP ports of the contents that name neither scheme nor port, and of regular expressions. The pod's connections
+    /// to them go to its proxy. Not 5441, 15001 or 15002, which are the proxy's own. Absent or empty: 80 and 443. At
+    /// most 32, distinct.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend(
+            "items" = {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535},
+            "x-kubernetes-list-type" = "set"
+        )
+    )]
+    pub ports: Vec<u16>,
 }
 
 /// What happens to traffic that a rule matches.
@@ -293,7 +320,7 @@ pub enum InterceptType {
 /// How the contents of a rule are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ContentType {
-    /// As they stand.
+    /// As URLs.
     Normal,
     /// As regular expressions, in the syntax of Go's regexp (RE2).
     Regexp,

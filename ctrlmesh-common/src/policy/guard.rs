@@ -1,6 +1,8 @@
-//! The limits on how often a pod may ask the API server for something.
+//! The limits on how often a pod may ask the API server, or another server, for something.
 
 use serde::{Deserialize, Serialize};
+
+use super::egress::UrlRequest;
 
 /// One limit: a rule of a `CircuitBreaker`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,8 +27,11 @@ pub struct Guard {
     /// For how long a breaker that opened refuses requests, in nanoseconds. Absent: until it is reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sleeping_window_nanoseconds: Option<u64>,
-    /// The requests that count: those that any of these matches.
+    /// The requests to the API server that count: those that any of these matches.
     pub requests: Vec<RequestMatch>,
+    /// The requests to other servers that count: those that any of these matches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub urls: Vec<UrlRequest>,
     /// What the annotation says that resets the rule. Another value than the last one closes the
     /// breaker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,7 +171,10 @@ impl Guard {
     pub fn means_the_same(&self, other: &Self) -> bool {
         let budget = |one: &Self| one.budget.map(|budget| (budget.percent, budget.interval_nanoseconds));
         let fields = |one: &Self| (one.trigger, one.bucket, budget(one), one.sleeping_window_nanoseconds);
-        self.is_rule(&other.breaker, &other.rule) && fields(self) == fields(other) && self.requests == other.requests
+        self.is_rule(&other.breaker, &other.rule)
+            && fields(self) == fields(other)
+            && self.requests == other.requests
+            && self.urls == other.urls
     }
 
     /// Whether it is this rule of this breaker.
@@ -252,6 +260,7 @@ mod tests {
             trigger: Trigger::Normal,
             sleeping_window_nanoseconds: None,
             requests: Vec::new(),
+            urls: Vec::new(),
             reset: None,
             holds: false,
         }

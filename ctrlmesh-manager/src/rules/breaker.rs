@@ -1,4 +1,4 @@
-//! Reads a CircuitBreaker as the guards that it gives to pods.
+//! Reads a CircuitBreaker as the guards and egress rules that it gives to pods.
 
 use ctrlmesh_common::api::{
     self, BucketDivision, BucketScope, CircuitBreaker, OnOpen, RateLimiting, RecoverType, ResourceRule, ShareSize,
@@ -12,12 +12,18 @@ use ctrlmesh_common::wire;
 use super::pod_selection::PodSelection;
 use super::validate;
 
+mod access;
+
+pub use access::Access;
+
 /// What a CircuitBreaker asks of the proxies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Breaker {
     pub selection: PodSelection,
     pub rules: Vec<Rule>,
-    /// What their guards take as JSON.
+    /// What its pods may talk to beside the API server.
+    pub access: Access,
+    /// What their guards and egress rules take as JSON.
     pub bytes: usize,
     /// How shared buckets are divided, as its status says.
     pub divisions: Vec<BucketDivision>,
@@ -49,12 +55,12 @@ impl From<&CircuitBreaker> for Breaker {
         let divisions = breaker.status.as_ref().map(|status| status.divisions.clone()).unwrap_or_default();
         let shares = breaker.status.as_ref().map(|status| status.shares.clone()).unwrap_or_default();
         if selection.selector.is_none() {
-            return Self { selection, rules: Vec::new(), bytes: 0, divisions, shares };
+            let (rules, access) = (Vec::new(), Access::default());
+            return Self { selection, rules, access, bytes: 0, divisions, shares };
         }
         let annotations = breaker.metadata.annotations.as_ref();
         let reset = annotations.and_then(|all| all.get(annotation::RESET_CIRCUIT_BREAKER)).map(String::as_str);
-        // Other rules are for other servers than the API server.
-        let rules = breaker.spec.rate_limitings.iter().filter(|limiting| !limiting.resource_rules.is_empty());
+        let rules = breaker.spec.rate_limitings.iter();
         let rules: Vec<Rule> = rules.map(|limiting| rule(&selection.name, limiting, reset)).collect();
         // Strings and numbers always serialise.
         let of_pod = |rule: &Rule| match (rule.scope, rule.guard.budget) {
@@ -63,8 +69,9 @@ impl From<&CircuitBreaker> for Breaker {
             _ => PART_BYTES,
         };
         let bytes = |rule: &Rule| serde_json::to_vec(&rule.guard).unwrap_or_default().len() + 1 + of_pod(rule);
-        let bytes = rules.iter().map(bytes).sum();
-        Self { selection, rules, bytes, divisions, shares }
+        let access = Access::read(&selection.name, &breaker.spec);
+        let bytes = rules.iter().map(bytes).sum::<usize>() + access.bytes();
+        Self { selection, rules, access, bytes, divisions, shares }
     }
 }
 
@@ -141,6 +148,7 @@ fn rule(breaker: &str, limiting: &RateLimiting, reset: Option<&str>) -> Rule {
         trigger,
         sleeping_window_nanoseconds: window.and_then(nanoseconds),
         requests: limiting.resource_rules.iter().map(requests).collect(),
+        urls: limiting.rest_rules.iter().filter_map(access::url_request).collect(),
         reset: reset.filter(names_rule).map(str::to_owned),
         holds: limiting.on_open == OnOpen::Hold,
     };

@@ -35,6 +35,7 @@ mod handover;
 mod operator;
 mod record;
 mod clashes;
+mod egress;
 mod guards;
 
 use guards::Guarded;
@@ -187,13 +188,14 @@ fn drafts(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option
     operators.iter().map(&mut of).collect()
 }
 
-/// The policies that may be sent now: nothing new but guards and faults of an operator whose status is not written yet.
+/// The policies that may be sent now. Of an operator whose status is not written yet, only guards, faults and egress
+/// rules are new.
 pub fn sendable(compiled: &Compiled, before: &PoliciesByPod) -> PoliciesByPod {
     let policies = compiled.policies.iter().filter_map(|(pod, policy)| {
         let record = policy.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
         let is_written = record.is_none_or(|record| record.written);
-        let Policy { guards, faults, .. } = &policy.policy;
-        let before = || before.get(pod).map(|last| last.with_guards(guards, faults));
+        let Policy { guards, faults, egress, .. } = &policy.policy;
+        let before = || before.get(pod).map(|last| last.with_guards(guards, faults, egress.as_ref()));
         let policy = if is_written { Some(policy.clone()) } else { before() };
         policy.map(|policy| (pod.clone(), policy))
     });

@@ -20,11 +20,13 @@ mod limits;
 mod overlap;
 mod unserved;
 mod root;
+mod access;
 mod breaker;
 mod fault;
 mod metadata;
 mod manifests;
 
+pub use access::{content_ports, parse_content, rest_url, rule_ports};
 pub use manifests::{Verdict, manifests, manifests_and};
 pub use overlap::superseded;
 

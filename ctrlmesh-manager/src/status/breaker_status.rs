@@ -19,6 +19,7 @@ use crate::status::finding::{Finding, condition, finding, listed, seconds};
 use crate::status::rules_writer::RulesKind;
 use crate::status::targets::{self, MAX_PODS, Observed};
 
+mod access;
 mod division;
 mod share_size;
 
@@ -76,7 +77,7 @@ fn of(cached: &CachedBreaker, observed: Observed<'_>) -> CircuitBreakerStatus {
     let nothing = CircuitBreakerStatus::default();
     let before = object.status.as_ref().unwrap_or(&nothing);
     let rules: Vec<_> = read.rules.iter().map(|rule| (&rule.guard, rule.scope)).collect();
-    let hash = read.selection.selector.as_ref().map(|_| targets::hash(&rules));
+    let hash = read.selection.selector.as_ref().map(|_| targets::hash(&(&rules, &read.access)));
     let is_planned = observed.plan.snapshot.breakers.contains(read);
     let targets = observed.targets(&read.selection, is_planned, &before.target_status);
     let status = |target: &Target<'_>| BreakerTargetStatus {
@@ -89,17 +90,20 @@ fn of(cached: &CachedBreaker, observed: Observed<'_>) -> CircuitBreakerStatus {
     let shares = ShareSizes::of(read, &targets, observed);
     let obstacle = targets::obstacle(&read.selection, &targets, observed.plan);
     let programmed = obstacle.or_else(|| shares.obstacle()).or_else(|| undivided(read, &targets, &divisions));
+    let programmed = programmed.or_else(|| access::not_intercepted(&read.access, &targets));
     let programmed = programmed.unwrap_or_else(|| targets::acknowledged(&targets, hash.as_ref()));
     let conditions =
         [("Accepted", targets::accepted(&read.selection)), ("Programmed", programmed), ("Open", is_open(&open))];
+    let path_not_visible = access::path_not_visible(&read.access).map(|finding| ("PathNotVisible", finding));
     bound(&mut target_status);
     let (generation, known) = (object.metadata.generation, &before.conditions);
+    let conditions = conditions.into_iter().chain(path_not_visible);
     let conditions = conditions.map(|(kind, finding)| condition(kind, finding, generation, known, observed.now));
     CircuitBreakerStatus {
         observed_generation: generation,
         last_updated_time: before.last_updated_time.clone(),
         current_spec_hash: hash,
-        conditions: conditions.into(),
+        conditions: conditions.collect(),
         divisions,
         shares: shares.sizes,
         target_status,

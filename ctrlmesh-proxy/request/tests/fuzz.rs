@@ -1,4 +1,4 @@
-//! The fuzz targets, on seeded input: recorded bytes of the API server and words of its grammars, mangled.
+//! The fuzz targets, on seeded input: recorded bytes and words of the grammars, mangled.
 #![expect(clippy::unwrap_used, reason = "a test may fail so")]
 
 use std::path::Path;
@@ -20,7 +20,7 @@ const RUNS: u64 = 5_000;
 const SEED: u64 = 20_261_121;
 
 /// Words that the targets know.
-const WORDS: [&str; 46] = [
+const WORDS: [&str; 52] = [
     "#",
     " HTTP/1.1\r\n",
     "GET ",
@@ -67,10 +67,16 @@ const WORDS: [&str; 46] = [
     "k8s\0",
     "\u{fffd}",
     "resourceVersion=",
+    "/public/",
+    "/../",
+    "%2e%2e",
+    "%75",
+    "\u{16}\u{3}\u{1}",
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ];
 
 /// Lines to start from.
-const LINES: [&str; 8] = [
+const LINES: [&str; 11] = [
     "GET /api/v1/namespaces/ops/pods?labelSelector=team%3Da&watch=1",
     "DELETE /apis/apps/v1/namespaces/x/deployments?labelSelector=a,b&labelSelector=c",
     "GET /apis/coordination.k8s.io/v1/namespaces/ops/leases/op?x=y",
@@ -79,6 +85,9 @@ const LINES: [&str; 8] = [
     "labelSelector=a+in+(b,c)&fieldSelector=metadata.name!=op&limit=1",
     "a in (b,c),!d,e!=f,g>5,h notin (,i)",
     "x.io/key==value,,",
+    "GET /public/a/../b a.com\r\n",
+    "GET /private/..//%70ublic/%2e/b?c a.com\r\n",
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ];
 
 /// As many pairs as the server reads, and a few about it.
@@ -88,7 +97,7 @@ fn full_query(pairs: usize) -> Vec<u8> {
     format!("DELETE /api/v1/namespaces/ops/pods?dryRun=All{}", "&x".repeat(pairs - 1)).into_bytes()
 }
 
-/// Bytes of the API server, and lines.
+/// Bytes of the API server, what OpenSSL begins a connection with, and lines.
 fn corpus() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -152,4 +161,14 @@ fn every_body_is_refused_or_changes_only_names() {
 #[test]
 fn every_stream_says_the_same_however_it_is_cut() {
     drive(targets::watch_frames);
+}
+
+#[test]
+fn every_client_hello_says_the_same_however_it_is_cut() {
+    drive(targets::client_hello);
+}
+
+#[test]
+fn every_request_passes_as_below_a_path_only_if_it_is() {
+    drive(targets::http_head);
 }

@@ -18,6 +18,7 @@ fn guard(rule: &str, trigger: Trigger) -> Guard {
         trigger,
         sleeping_window_nanoseconds: None,
         requests: vec![requests],
+        urls: Vec::new(),
         reset: None,
         holds: false,
     }

@@ -1,25 +1,17 @@
 //! The metrics of faults, by fault.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
-
-use ctrlmesh_runtime::sync::lock;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Faults with series of their own. Further ones share those of [`OTHER`].
-const MAX_FAULTS: usize = 512;
-
-/// No fault is called so: the names of others have two slashes.
-const OTHER: &str = "other";
+use crate::metrics::bounded::BoundedNames;
 
 /// The metrics of all faults.
 #[derive(Clone, Debug, Default)]
 pub struct FaultMetrics {
     injected: Family<FaultLabels, Counter>,
-    known: Arc<Mutex<HashSet<String>>>,
+    known: BoundedNames,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
@@ -38,10 +30,7 @@ impl FaultMetrics {
 
     /// Counts a request that `NAMESPACE/INJECTION/FAULT` hit.
     pub fn injected(&self, fault: &str, effect: &'static str) {
-        let mut known = lock(&self.known);
-        let is_known = known.contains(fault) || known.len() < MAX_FAULTS && known.insert(fault.to_owned());
-        drop(known);
-        let fault = if is_known { fault } else { OTHER }.to_owned();
+        let fault = self.known.bounded(fault).to_owned();
         self.injected.get_or_create_owned(&FaultLabels { fault, effect }).inc();
     }
 }
@@ -49,13 +38,12 @@ impl FaultMetrics {
 #[cfg(test)]
 mod tests {
     use crate::metrics::Metrics;
-
-    use super::*;
+    use crate::metrics::bounded::MAX_NAMES;
 
     #[test]
     fn faults_beyond_the_bound_share_their_series() {
         let metrics = Metrics::new();
-        for at in 0..MAX_FAULTS + 3 {
+        for at in 0..MAX_NAMES + 3 {
             metrics.faults.injected(&format!("ns/storm/{at}"), "abort");
         }
         metrics.faults.injected("ns/storm/0", "abort");

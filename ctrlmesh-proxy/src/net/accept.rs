@@ -47,6 +47,8 @@ pub struct Origin {
     pub pod: Option<PodSlot>,
     /// The destination before the kernel redirected the connection.
     pub destination: Option<SocketAddr>,
+    /// Whether the kernel redirected it for its port alone, so that it is not meant for the API server.
+    pub by_port: bool,
 }
 
 /// A connection on its way to a serving thread.
@@ -254,7 +256,7 @@ mod tests {
     async fn listen(acceptor: &Acceptor, pod: Option<PodSlot>, drain: &Drain) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let origin = move |_, _| Some(Origin { pod, destination: None });
+        let origin = move |_, _| Some(Origin { pod, destination: None, by_port: false });
         drain.spawn(acceptor.clone().run(listener, origin, drain.clone()));
         address
     }

@@ -21,6 +21,10 @@ pub(super) struct EnrolledPod {
     pub(super) cgroup: Cgroup,
     /// How it is attached.
     pub(super) attach: Attach,
+    /// The ports of it that are redirected at any address.
+    pub(super) ports: Vec<u16>,
+    /// Ports that could not be redirected, so that it is logged once.
+    pub(super) refused_ports: Option<Vec<u16>>,
     pub(super) slot: Slot,
     pub(super) serving: Option<Serving>,
 }

@@ -172,5 +172,9 @@ fn origin(originals: &Originals, pods: &RwLock<HashSet<Slot>>, own: SocketAddr, 
         }
     };
     let is_ours = read(pods).contains(&original.slot);
-    is_ours.then(|| Origin { pod: Some(PodSlot(original.slot.get())), destination: Some(original.target) })
+    is_ours.then(|| Origin {
+        pod: Some(PodSlot(original.slot.get())),
+        destination: Some(original.target),
+        by_port: original.by_port,
+    })
 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ctrlmesh_common::policy::Redirect;
+use ctrlmesh_common::policy::{Policy, Redirect};
 use tokio_util::sync::CancellationToken;
 
 use super::error::NotServed;
@@ -98,6 +98,21 @@ impl PodSource {
         match self {
             Self::File(_) => true,
             Self::Manager(followed) => *followed.whole.borrow(),
+        }
+    }
+
+    /// The ports that the policy of a pod of the list names, as far as it is known already. They are redirected from
+    /// the moment at which the pod is attached.
+    pub(super) fn ports(&self, pod: &Pod) -> Vec<u16> {
+        let ports = |policy: &Policy| policy.egress().map(|egress| egress.ports.clone()).unwrap_or_default();
+        match (self, &pod.policy) {
+            _ if pod.served_by != ServedBy::Node => Vec::new(),
+            (Self::Manager(followed), _) => {
+                followed.policies.borrow().get(&pod.name).map(|one| ports(&one.policy)).unwrap_or_default()
+            }
+            // One that cannot be read is reported where the pod is served by it.
+            (Self::File(_), Some(source)) => policy::load(source).map(|policy| ports(&policy)).unwrap_or_default(),
+            (Self::File(_), None) => Vec::new(),
         }
     }
 

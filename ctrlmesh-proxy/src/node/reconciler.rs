@@ -5,6 +5,8 @@
 //! again; meanwhile its connections are refused, or pass if it fails open. A pod that is gone, or no longer on the
 //! list, is released.
 
+mod targets;
+
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
@@ -24,6 +26,7 @@ use super::network::{self, InheritedListener, NetworkId, Networks};
 use super::pod_list::{CgroupLocation, Pod, ServedBy};
 use super::pod_source::{PodSource, Source};
 use super::restart::Restart;
+use crate::egress::PodEgress;
 use crate::metrics::Metrics;
 use crate::net::accept::{Acceptor, PodSlot};
 use crate::policy::{self, PodName};
@@ -78,6 +81,8 @@ pub(super) struct Reconciler {
     complaints: HashMap<PodName, Complaint>,
     /// Until then, pods that are not served yet are tried often.
     fast_until: Instant,
+    /// When connections that are over were last forgotten.
+    forgotten: Instant,
     state: Option<PathBuf>,
     write_drain_timeout: Duration,
     metrics: Arc<Metrics>,
@@ -123,6 +128,7 @@ impl Reconciler {
             needs_cleanup: true,
             complaints: HashMap::new(),
             fast_until: Instant::now() + STARTING,
+            forgotten: Instant::now(),
             state,
             write_drain_timeout,
             metrics,
@@ -191,6 +197,8 @@ impl Reconciler {
                 task::yield_now().await;
             }
         }
+        self.follow_ports();
+        self.forget_connections();
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
         if self.needs_cleanup && self.pod_source.is_whole() {
             self.needs_cleanup = self.clean_up(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
@@ -214,18 +222,6 @@ impl Reconciler {
         }
         if let Some(servers) = self.pod_source.changed_servers() {
             self.retarget(self.configured_targets.and(&servers));
-        }
-    }
-
-    /// Replaces the targets, also of attached pods. A pod where that fails keeps its old ones.
-    fn retarget(&mut self, targets: Targets) {
-        self.targets = targets;
-        for (name, pod) in &mut self.pods {
-            pod.attach.targets = self.targets.clone();
-            if let Err(error) = self.interceptor.attach(&pod.attach) {
-                let error = telemetry::chain(&error);
-                warn!(pod = %name, error, "redirect all that is the API server's");
-            }
         }
     }
 
@@ -311,10 +307,11 @@ impl Reconciler {
                 (ListenerCheck::Port, None)
             }
         };
+        let ports = self.pod_source.ports(pod);
         let attach = Attach {
             cgroup: cgroup.path.clone(),
             except,
-            targets: self.targets.clone(),
+            targets: self.targets.and_ports(&ports),
             port: self.networks.port,
             fail_open: pod.fail_open,
             listener,
@@ -322,7 +319,8 @@ impl Reconciler {
             report: false,
         };
         let slot = self.interceptor.attach(&attach)?;
-        let enrolled = EnrolledPod { pod: pod.clone(), cgroup, attach, slot, serving: None };
+        let enrolled =
+            EnrolledPod { pod: pod.clone(), cgroup, attach, ports, refused_ports: None, slot, serving: None };
         self.pods.insert(pod.name.clone(), enrolled);
         Ok(slot)
     }
@@ -340,7 +338,8 @@ impl Reconciler {
         let restart = Restart::new(pod, cgroup, &history, &self.metrics);
         let policy = restart.follow(subscription.policy, &self.drain, gone)?;
         let served = pod.served(policy, history, self.state.as_deref(), &self.metrics, gone);
-        let served = ServedPod { validity: subscription.validity, ..served };
+        let egress = PodEgress::new(served.policy.clone(), Some(Namespace::open(file)?), &self.metrics);
+        let served = ServedPod { validity: subscription.validity, egress, ..served };
         served.settle(self.write_drain_timeout, subscription.publish, &self.drain);
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;

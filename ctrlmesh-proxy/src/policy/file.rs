@@ -83,7 +83,7 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
         Source::ShardingConfig { pod, labels, .. } => sharding::policy(&text, pod, labels)?,
         Source::Shard { shard, namespace, .. } => sharding::shard(&text, shard.as_deref(), namespace)?,
     };
-    if policy.passes_everything() && policy.mode != Mode::Pass {
+    if policy.passes_everything() && policy.egress.is_none() && policy.mode != Mode::Pass {
         return Err(LoadError::Unlimited);
     }
     policy.check()?;

@@ -127,9 +127,14 @@ impl Proxy {
         soon("the proxy to end", task::spawn_blocking(move || self.child.wait().unwrap())).await.unwrap()
     }
 
+    /// The metrics page.
+    pub(crate) async fn page(&self) -> String {
+        super::client::plain_get(self.admin, "/metrics").await.1
+    }
+
     /// The value of one line of the metrics page.
     pub(crate) async fn metric(&self, line: &str) -> f64 {
-        let page = super::client::plain_get(self.admin, "/metrics").await.1;
+        let page = self.page().await;
         let value = page.lines().find_map(|seen| seen.strip_prefix(line)?.strip_prefix(' '));
         value.unwrap_or_else(|| panic!("no `{line}` in\n{page}")).parse().unwrap()
     }

@@ -12,6 +12,7 @@ mod any_address;
 mod bed;
 mod command;
 mod counted;
+mod egress;
 mod failing;
 mod full;
 mod inbound;

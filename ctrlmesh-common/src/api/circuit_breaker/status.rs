@@ -20,7 +20,8 @@ pub struct CircuitBreakerStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_spec_hash: Option<String>,
     /// Accepted (valid), Programmed (every proxy of a selected pod enforces it), and Open (a breaker refuses requests
-    /// now). Absent or empty until the manager has seen it.
+    /// now). `PathNotVisible` is there where a rule of `trafficInterceptRules` asks for a path or a method, and may
+    /// meet TLS, which hides both. Absent or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -1,4 +1,4 @@
-//! Compiles CircuitBreakers and FaultInjections into the guards and faults of pods.
+//! Compiles CircuitBreakers and FaultInjections into the guards, faults and egress rules of pods.
 //!
 //! They change nothing that a pod sees or owns. So they come after epochs and ownership, and both stay as they are.
 
@@ -6,22 +6,23 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use ctrlmesh_common::policy::fault::MAX_REGEXES;
-use ctrlmesh_common::policy::{Fault, Guard};
+use ctrlmesh_common::policy::{Fault, Guard, Policy, Redirect};
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 
+use super::egress::PodAccess;
 use super::{CompiledPolicy, Trouble};
 use crate::rules::breaker::Breaker;
 use crate::rules::injection::Injection;
 use crate::rules::pod::Member;
 use crate::rules::pod_selection::PodSelection;
 
-/// The most that the guards of one pod, or its faults, may take of its policy, in bytes of JSON.
+/// The most that the guards and egress rules of one pod, or its faults, may take of its policy, in bytes of JSON.
 const MAX_BYTES: usize = 256 << 10;
 
-/// No less than the names of both fields and what stands around them.
-const FIELD_BYTES: usize = 128;
+/// No less than the names of the fields, what stands around them, and the ports.
+const FIELD_BYTES: usize = 384;
 
-/// The CircuitBreakers and FaultInjections, and the policies with their guards and faults.
+/// The CircuitBreakers and FaultInjections, and the policies with what they give.
 #[derive(Debug)]
 pub(super) struct Guarded<'a> {
     breakers: Sorted<'a, Breaker>,
@@ -74,13 +75,17 @@ impl<'a> Guarded<'a> {
         Self { breakers, injections, policies: HashMap::new(), troubles }
     }
 
-    /// The policy of `pod` with its guards and faults. Pods that share a policy and are selected by the same objects
-    /// share the result.
+    /// The policy of `pod` with its guards, faults and egress rules. Pods that share a policy and are selected by the
+    /// same objects share the result.
     pub(super) fn guard(&mut self, policy: Arc<CompiledPolicy>, pod: &Member) -> Arc<CompiledPolicy> {
         let left = MAX_POLICY_BYTES.saturating_sub(policy.json().len() + FIELD_BYTES);
         let (breakers, bytes) = self.breakers.of_pod(pod, left.min(MAX_BYTES), &mut self.troubles);
         let (injections, _) = self.injections.of_pod(pod, (left - bytes).min(MAX_BYTES), &mut self.troubles);
-        let has_none = policy.policy.guards.is_empty() && policy.policy.faults.is_empty();
+        // It follows from the breakers and the policy, so it is not part of the key.
+        let access = PodAccess::choose(breakers.iter().map(|at| self.breakers.all[*at]), policy.policy.redirect);
+        self.troubles.extend(access.troubles(pod));
+        let Policy { guards, faults, egress, .. } = &policy.policy;
+        let has_none = guards.is_empty() && faults.is_empty() && egress.is_none();
         if breakers.is_empty() && injections.is_empty() && has_none {
             return policy;
         }
@@ -92,10 +97,16 @@ impl<'a> Guarded<'a> {
         }
         let (operator, shard) = (policy.operator.as_deref(), policy.shard.as_deref());
         let of_breaker = |at: &usize| self.breakers.all[*at].guards(&pod.uid, operator, shard);
-        let guards: Vec<Guard> = key.1.breakers.iter().flat_map(of_breaker).collect();
+        let mut guards: Vec<Guard> = key.1.breakers.iter().flat_map(of_breaker).collect();
+        if policy.policy.redirect != Redirect::Node {
+            // Only the node's proxy sees requests to other servers.
+            for guard in &mut guards {
+                guard.urls.clear();
+            }
+        }
         let of_injection = |at: &usize| &self.injections.all[*at].faults;
         let faults: Vec<Fault> = key.1.injections.iter().flat_map(of_injection).cloned().collect();
-        let guarded = policy.with_guards(&guards, &faults);
+        let guarded = policy.with_guards(&guards, &faults, access.egress().as_ref());
         self.policies.insert(key, PolicyPair { _unguarded: policy, guarded: guarded.clone() });
         guarded
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::{Fault, Fence, Guard, Policy, Redirect};
+use ctrlmesh_common::policy::{Egress, Fault, Fence, Guard, Policy, Redirect};
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -73,12 +73,19 @@ impl CompiledPolicy {
         Self::new(None, None, 0, for_pod(Policy::nothing(), pod))
     }
 
-    /// The same with other guards and faults; itself, if it has them.
-    pub(super) fn with_guards(self: &Arc<Self>, guards: &[Guard], faults: &[Fault]) -> Arc<Self> {
-        if self.policy.guards == guards && self.policy.faults == faults {
+    /// The same with other guards, faults and egress rules; itself, if it has them.
+    pub(super) fn with_guards(
+        self: &Arc<Self>,
+        guards: &[Guard],
+        faults: &[Fault],
+        egress: Option<&Egress>,
+    ) -> Arc<Self> {
+        let Policy { guards: our_guards, faults: our_faults, egress: our_egress, .. } = &self.policy;
+        if our_guards == guards && our_faults == faults && our_egress.as_ref() == egress {
             return self.clone();
         }
-        let policy = Policy { guards: guards.to_vec(), faults: faults.to_vec(), ..self.policy.clone() };
+        let (guards, faults, egress) = (guards.to_vec(), faults.to_vec(), egress.cloned());
+        let policy = Policy { guards, faults, egress, ..self.policy.clone() };
         Arc::new(Self::new(self.shard.clone(), self.operator.clone(), self.version, policy))
     }
 

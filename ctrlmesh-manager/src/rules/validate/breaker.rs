@@ -1,15 +1,12 @@
 //! Validates circuit breakers.
 
 use ctrlmesh_common::api::{
-    Bucket, BucketScope, CircuitBreakerSpec, ContentType, OnOpen, RateLimiting, RecoverPolicy, RecoverType,
-    ResourceRule, TrafficInterceptRule, TriggerPolicy,
+    Bucket, BucketScope, CircuitBreakerSpec, OnOpen, RateLimiting, RecoverPolicy, RecoverType, ResourceRule,
+    TriggerPolicy,
 };
 use ctrlmesh_common::resource::{WILDCARD, without_subresource};
 
-use super::{Report, positive_duration, regular_expression, required_selector};
-
-/// Of rules for other servers than the API server.
-const NOT_ENFORCED: &str = "is checked, but not enforced yet: proxies see requests to the API server only";
+use super::{Report, access, positive_duration, required_selector};
 
 pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
     required_selector("spec.selector", &spec.selector, report);
@@ -19,12 +16,7 @@ pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
     for (at, limiting) in spec.rate_limitings.iter().enumerate() {
         check_limiting(&format!("spec.rateLimitings[{at}]"), limiting, report);
     }
-    if !spec.traffic_intercept_rules.is_empty() {
-        report.warning("spec.trafficInterceptRules", NOT_ENFORCED);
-    }
-    for (at, rule) in spec.traffic_intercept_rules.iter().enumerate() {
-        check_rule(&format!("spec.trafficInterceptRules[{at}]"), rule, report);
-    }
+    access::check(spec, report);
 }
 
 fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
@@ -45,9 +37,7 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
             "at least one rule, here or in restRules, is required; the limit would apply to nothing",
         );
     }
-    if !limiting.rest_rules.is_empty() {
-        report.warning(format!("{field}.restRules"), NOT_ENFORCED);
-    }
+    access::check_rest(&format!("{field}.restRules"), &limiting.rest_rules, report);
     let opens = matches!(limiting.trigger_policy, TriggerPolicy::Normal | TriggerPolicy::ForceOpened);
     if limiting.on_open == OnOpen::Hold && !opens {
         report.warning(format!("{field}.onOpen"), "is not used: with this trigger policy the breaker never opens");
@@ -133,43 +123,5 @@ fn check_recovery(field: &str, policy: &RecoverPolicy, report: &mut Report) {
             report.error(field, "is required with the type SleepingWindow");
         }
         None => {}
-    }
-}
-
-fn check_rule(field: &str, rule: &TrafficInterceptRule, report: &mut Report) {
-    if rule.content_type == ContentType::Regexp {
-        for (at, content) in rule.contents.iter().enumerate() {
-            drop(regular_expression(&format!("{field}.contents[{at}]"), content, report));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The fields that a warning says are not enforced.
-    fn unenforced(spec: &str) -> Vec<String> {
-        let spec: CircuitBreakerSpec = serde_saphyr::from_str(spec).unwrap();
-        let mut report = Report::default();
-        check(&spec, &mut report);
-        assert_eq!(report.errors, [], "{spec:?}");
-        let warnings = report.warnings.into_iter().filter(|warning| warning.message == NOT_ENFORCED);
-        warnings.map(|warning| warning.field).collect()
-    }
-
-    #[test]
-    fn rules_for_other_servers_are_warned_of_and_others_not() {
-        let resources = "resourceRules: [{apiGroups: [''], resources: [pods], verbs: [delete], namespaces: ['*']}]";
-        let rest = "restRules: [{url: 'http://a/', method: GET}]";
-        let spec = |rules: &str, more: &str| {
-            format!(
-                "{{selector: {{matchLabels: {{a: b}}}}, rateLimitings: [{{name: r, triggerPolicy: ForceOpened, {rules}}}]{more}}}"
-            )
-        };
-        assert!(unenforced(&spec(resources, "")).is_empty());
-        assert_eq!(unenforced(&spec(&format!("{resources}, {rest}"), "")), ["spec.rateLimitings[0].restRules"]);
-        let traffic = ", trafficInterceptRules: [{name: t, interceptType: Whitelist, contentType: Normal, contents: [a], methods: [GET]}]";
-        assert_eq!(unenforced(&spec(resources, traffic)), ["spec.trafficInterceptRules"]);
     }
 }

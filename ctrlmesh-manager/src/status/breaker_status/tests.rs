@@ -22,7 +22,6 @@ spec:
   rateLimitings:
   - {name: creates, bucket: {burst: 5, interval: 1s, limit: 2}, resourceRules: [{apiGroups: [''], resources: [pods], verbs: [create], namespaces: ['*']}]}
   - {name: deletes, bucket: {burst: 5, interval: 1s, limit: 2}, resourceRules: [{apiGroups: [''], resources: [pods], verbs: [delete], namespaces: ['*']}]}
-  - {name: elsewhere, triggerPolicy: ForceOpened, restRules: [{url: 'http://a/', method: GET}]}
 ";
 
 struct Bed {
@@ -214,4 +213,18 @@ fn a_pod_that_is_gone_has_closed_nothing() {
     let first = bed.write();
     let none = Bed { breaker: bed.breaker, ..Bed::new(BREAKER, &[]) }.status();
     assert!(transitions(&first, &none).is_empty());
+}
+
+#[test]
+fn rules_on_other_servers_count_as_limits_do() {
+    let rules = "  trafficInterceptRules:\n  - {name: out, interceptType: Whitelist, contentType: Normal, contents: [CONTENT], methods: ['*']}\n";
+    let with = |content: &str| BREAKER.to_owned() + &rules.replace("CONTENT", content);
+    let mut bed = Bed::new(&with("a/v1"), &["a"]);
+    bed.report("a", &[]);
+    let conditions = shown(&bed.status());
+    assert!(conditions[1].starts_with("Programmed True Acknowledged"), "{conditions:?}");
+    assert!(conditions[3].starts_with("PathNotVisible True MatchedByHost"), "{conditions:?}");
+    let plain = Bed::new(&with("a"), &["a"]).status();
+    assert_eq!(plain.conditions.len(), 3);
+    assert_ne!(plain.current_spec_hash, bed.status().current_spec_hash);
 }

@@ -105,6 +105,7 @@ mod tests {
             trigger: ctrlmesh_common::policy::guard::Trigger::ForceOpened,
             sleeping_window_nanoseconds: None,
             requests: Vec::new(),
+            urls: Vec::new(),
             reset: None,
             holds: false,
         };

@@ -4,6 +4,7 @@ use ctrlmesh_common::policy::guard::{Guard, Part};
 use serde::{Deserialize, Serialize};
 
 use super::{Breaker, Moment, ProbeId, Refused, Verdict, matches};
+use crate::egress::{UrlRequests, Visible};
 use crate::request::RequestInfo;
 
 /// The rules of one pod.
@@ -18,6 +19,7 @@ pub struct Guards {
 #[derive(Clone, Debug)]
 struct Rule {
     guard: Guard,
+    urls: UrlRequests,
     breaker: Breaker,
 }
 
@@ -46,7 +48,7 @@ impl Guards {
         let rules = open.into_iter().map(|OpenRule { guard, until }| {
             let window = guard.sleeping_window_nanoseconds.unwrap_or(u64::MAX);
             let breaker = Breaker::opened(&guard, until.map(|until| until.min(now.after(window))), now);
-            Rule { guard, breaker }
+            Rule::new(guard, breaker)
         });
         Self { rules: rules.collect(), ..Self::default() }
     }
@@ -63,18 +65,34 @@ impl Guards {
             let guard = Guard { reset, part: part.cloned(), ..guard.clone() };
             let breaker = known.map(|rule| rule.breaker.clone().with_part_of(&rule.guard, &guard, now));
             let breaker = breaker.unwrap_or_else(|| Breaker::new(&guard, now));
-            Rule { guard, breaker }
+            Rule::new(guard, breaker)
         });
         self.rules = rules.collect();
         self.changes += 1;
     }
 
-    /// Charges a request to every rule that matches it, if all of them let it pass; else to none.
+    /// Charges a request to the API server to every rule that matches it, if all of them let it pass; else to none.
     ///
     /// # Errors
     /// The refusal with the longest wait, and the index of each rule that refuses.
     pub fn admit(&mut self, request: &RequestInfo<'_>, now: Moment) -> Result<Admitted, (Refused, Vec<usize>)> {
-        let matched = self.rules.iter().enumerate().filter(|(_, rule)| matches(&rule.guard.requests, request));
+        self.admit_where(|rule| matches(&rule.guard.requests, request), now)
+    }
+
+    /// Does the same for a request, or a connection, to another server.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn admit_egress(&mut self, visible: &Visible<'_>, now: Moment) -> Result<Admitted, (Refused, Vec<usize>)> {
+        self.admit_where(|rule| rule.urls.match_any(visible), now)
+    }
+
+    fn admit_where(
+        &mut self,
+        is_matched: impl Fn(&Rule) -> bool,
+        now: Moment,
+    ) -> Result<Admitted, (Refused, Vec<usize>)> {
+        let matched = self.rules.iter().enumerate().filter(|(_, rule)| is_matched(rule));
         let verdicts: Vec<(usize, Verdict)> =
             matched.map(|(at, rule)| (at, rule.breaker.check(&rule.guard, now))).collect();
         let refusals = verdicts.iter().filter_map(|(at, verdict)| match verdict {
@@ -99,7 +117,7 @@ impl Guards {
 
     /// Ends a probe: it succeeded, if the API server answered as it answers when it is well.
     pub fn probe_ended(&mut self, probe: ProbeId, succeeded: bool, now: Moment) {
-        for Rule { guard, breaker } in &mut self.rules {
+        for Rule { guard, breaker, .. } in &mut self.rules {
             breaker.probe_ended(guard, probe, succeeded, now);
         }
         self.changes += 1;
@@ -120,19 +138,19 @@ impl Guards {
 
     /// Each guard, and whether it is open.
     pub fn states(&self) -> impl Iterator<Item = (&Guard, bool)> {
-        self.rules.iter().map(|Rule { guard, breaker }| (guard, breaker.is_open(guard)))
+        self.rules.iter().map(|Rule { guard, breaker, .. }| (guard, breaker.is_open(guard)))
     }
 
     /// The breakers that have opened by themselves.
     pub fn open(&self) -> Vec<OpenRule> {
         let open = self.rules.iter().filter(|rule| rule.breaker.has_opened());
-        open.map(|Rule { guard, breaker }| OpenRule { guard: guard.clone(), until: breaker.until() }).collect()
+        open.map(|Rule { guard, breaker, .. }| OpenRule { guard: guard.clone(), until: breaker.until() }).collect()
     }
 
     fn pass(&mut self, verdicts: &[(usize, Verdict)], now: Moment) -> Admitted {
         let probe = ProbeId(self.probes);
         for (at, verdict) in verdicts {
-            let Rule { guard, breaker } = &mut self.rules[*at];
+            let Rule { guard, breaker, .. } = &mut self.rules[*at];
             breaker.pass(guard, *verdict, probe, now);
         }
         let is_probe = verdicts.iter().any(|(_, verdict)| *verdict == Verdict::Probe);
@@ -142,10 +160,16 @@ impl Guards {
 
     fn refuse(&mut self, verdicts: &[(usize, Verdict)], now: Moment) {
         for (at, verdict) in verdicts {
-            let Rule { guard, breaker } = &mut self.rules[*at];
+            let Rule { guard, breaker, .. } = &mut self.rules[*at];
             breaker.refuse(guard, *verdict, now);
         }
         self.changes += u64::from(verdicts.iter().any(|(_, verdict)| verdict.opens()));
+    }
+}
+
+impl Rule {
+    fn new(guard: Guard, breaker: Breaker) -> Self {
+        Self { urls: UrlRequests::new(&guard.urls), guard, breaker }
     }
 }
 

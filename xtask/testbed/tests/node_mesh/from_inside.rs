@@ -19,7 +19,8 @@ fn inside(space: Space<'_>, arguments: &[&str]) -> Result<String> {
     space.kubectl(&[&exec[..], arguments].concat())
 }
 
-fn with_kubectl(cluster: &Cluster) -> Result<()> {
+/// Has the node know the image with kubectl.
+pub(crate) fn with_kubectl(cluster: &Cluster) -> Result<()> {
     let Some(node) = cluster.node() else { return Ok(()) };
     for archive in images::build(&[Image::Kubectl], true)? {
         node.load(&archive)?;

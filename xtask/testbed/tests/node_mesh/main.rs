@@ -5,6 +5,7 @@ mod shards;
 mod modes;
 mod rights;
 mod from_inside;
+mod egress;
 mod users;
 #[path = "../mesh/mod.rs"]
 mod mesh;

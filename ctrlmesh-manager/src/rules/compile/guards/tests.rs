@@ -1,3 +1,4 @@
+use ctrlmesh_common::policy::egress::{Scheme, UrlParts};
 use ctrlmesh_common::policy::guard::{Bucket, Part, Trigger};
 
 use crate::rules::compile::tests::{compiled, epochs, pod, shard, status};
@@ -96,8 +97,25 @@ fn what_is_switched_off_invalid_or_for_others_is_left_out() {
     assert_eq!(of(breaker("b", ", deletionTimestamp: '2026-01-01T00:00:00Z'", &one)), (0, Vec::new()));
     let invalid = breaker("b", "", &one.replace("interval: 1s", "interval: soon"));
     assert_eq!(of(invalid), (0, vec!["CircuitBreaker ops/b".to_owned()]));
-    let rest = "{name: r, triggerPolicy: ForceOpened, restRules: [{url: 'http://a/', method: GET}]}";
-    assert_eq!(of(breaker("b", "", rest)), (0, Vec::new()));
+}
+
+#[test]
+fn limits_on_other_servers_name_urls_and_ports() {
+    let rest = "{name: r, triggerPolicy: ForceOpened, restRules: [{url: 'http://a/', method: GET}, {url: 'https://*.b:8443/v1/*', method: '*'}]}";
+    let compiled = compiled(&[breaker("b", "", rest)], &[op("p", "a")], &Compiled::default());
+    let policy = &compiled.policies.values().next().unwrap().policy;
+    let url = |scheme, host: &str, port, path: &str| UrlParts {
+        scheme: Some(scheme),
+        host: host.to_owned(),
+        port: Some(port),
+        path: Some(path.to_owned()),
+    };
+    let [first, second] = policy.guards[0].urls.as_slice() else { panic!("{policy:?}") };
+    assert_eq!((&first.url, &*first.method), (&url(Scheme::Http, "a", 80, "/"), "GET"));
+    assert_eq!((&second.url, &*second.method), (&url(Scheme::Https, "*.b", 8443, "/v1/*"), "*"));
+    let egress = policy.egress.as_ref().unwrap();
+    assert_eq!((&*egress.ports, egress.access.len()), (&[80, 8443][..], 0));
+    assert_eq!(policy.check(), Ok(()));
 }
 
 #[test]

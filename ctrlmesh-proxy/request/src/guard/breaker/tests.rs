@@ -16,6 +16,7 @@ fn guard(trigger: Trigger, bucket: Option<Bucket>, window: Option<u64>) -> Guard
         trigger,
         sleeping_window_nanoseconds: window,
         requests: Vec::new(),
+        urls: Vec::new(),
         reset: None,
         holds: false,
     }

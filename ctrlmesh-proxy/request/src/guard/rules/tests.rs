@@ -1,3 +1,4 @@
+use ctrlmesh_common::policy::egress::{UrlParts, UrlRequest};
 use ctrlmesh_common::policy::guard::{Bucket, Part, RequestMatch, Trigger};
 use proptest::prelude::*;
 
@@ -19,6 +20,7 @@ fn limiter(rule: &str, resource: &str, burst: u32) -> Guard {
         trigger: Trigger::LimiterOnly,
         sleeping_window_nanoseconds: None,
         requests: vec![requests],
+        urls: Vec::new(),
         reset: None,
         holds: false,
     }
@@ -46,6 +48,31 @@ fn refuses(guards: &mut Guards) -> Option<String> {
 
 fn open(guards: &Guards) -> Vec<&str> {
     guards.states().filter(|(_, is_open)| *is_open).map(|(guard, _)| guard.rule.as_str()).collect()
+}
+
+#[test]
+fn requests_to_other_servers_are_counted_by_their_url() {
+    let url = UrlParts {
+        host: "api.example.com".to_owned(),
+        port: Some(8080),
+        path: Some("/v1/*".to_owned()),
+        ..UrlParts::default()
+    };
+    let post = UrlRequest { url, method: "POST".to_owned() };
+    let mut guards = guards(&[Guard { requests: Vec::new(), urls: vec![post], ..limiter("posts", "", 1) }]);
+    let mut asks = |host, port, request| {
+        let asked = guards.admit_egress(&Visible { scheme: None, host, port, request }, Moment(0));
+        asked.map(|admitted| admitted.charged.len()).map_err(|(refused, _)| refused.rule)
+    };
+    let host = "api.example.com";
+    assert_eq!(asks(host, 8080, Some(("GET", "/v1/a"))), Ok(0));
+    assert_eq!(asks(host, 8080, Some(("POST", "/v2"))), Ok(0));
+    assert_eq!(asks(host, 8081, Some(("POST", "/v1/a"))), Ok(0));
+    assert_eq!(asks("example.com", 8080, Some(("POST", "/v1/a"))), Ok(0));
+    assert_eq!(asks(host, 8080, Some(("POST", "/v1/a"))), Ok(1));
+    assert_eq!(asks(host, 8080, Some(("POST", "/v1/b"))), Err("posts".to_owned()));
+    assert_eq!(asks(host, 8080, None), Err("posts".to_owned()), "what is not seen may be one");
+    assert_eq!(ask(&mut guards, 0), Ok(Admitted::default()), "the API server is another server");
 }
 
 #[test]

@@ -1,0 +1,160 @@
+//! The connection over which the requests of one client connection go on.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::TokioIo;
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tracing::debug;
+
+use super::{MAX_HEAD_BYTES, STREAM_WINDOW_BYTES, ThisThread, WINDOW_BYTES};
+use crate::egress::PodEgress;
+use crate::session::Server;
+
+/// Why a request was not answered.
+#[derive(Debug, Error)]
+pub(super) enum UpstreamError {
+    /// Over HTTP/2 a client learns that the request was not carried out, and may be sent again.
+    #[error("connect to {address}: {reason}")]
+    Connect { address: SocketAddr, reason: io::Error, source: h2::Error },
+    #[error("ask {address}")]
+    Ask { address: SocketAddr, source: hyper::Error },
+}
+
+pub(super) struct Upstream {
+    egress: Arc<PodEgress>,
+    address: SocketAddr,
+    server: Rc<Server>,
+    sender: Sender,
+}
+
+enum Sender {
+    /// The idle connection, if there is one: requests come one after the other.
+    Http1(RefCell<Option<http1::SendRequest<Incoming>>>),
+    /// Locked while it is opened.
+    Http2(Mutex<Option<http2::SendRequest<Incoming>>>),
+}
+
+impl Upstream {
+    pub(super) fn new(egress: Arc<PodEgress>, address: SocketAddr, is_http2: bool, server: &Rc<Server>) -> Self {
+        let sender = if is_http2 { Sender::Http2(Mutex::default()) } else { Sender::Http1(RefCell::default()) };
+        Self { egress, address, server: server.clone(), sender }
+    }
+
+    /// Sends a request, and returns the response once its head is there.
+    pub(super) async fn send(&self, request: Request<Incoming>) -> Result<Response<Incoming>, UpstreamError> {
+        match &self.sender {
+            Sender::Http1(idle) => self.send_http1(idle, request).await,
+            Sender::Http2(shared) => self.send_http2(shared, request).await,
+        }
+    }
+
+    async fn send_http2(
+        &self,
+        shared: &Mutex<Option<http2::SendRequest<Incoming>>>,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<Incoming>, UpstreamError> {
+        let mut is_first = true;
+        loop {
+            let mut sender = self.http2(shared).await?;
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok(response),
+                Err(mut error) => match error.take_message() {
+                    // The server was about to close the connection: nothing of the request was sent.
+                    Some(unsent) if is_first => request = unsent,
+                    _ => return Err(self.unanswered(error.into_error())),
+                },
+            }
+            is_first = false;
+            *shared.lock().await = None;
+        }
+    }
+
+    async fn send_http1(
+        &self,
+        idle: &RefCell<Option<http1::SendRequest<Incoming>>>,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<Incoming>, UpstreamError> {
+        let mut reused = None;
+        if let Some(mut sender) = idle.take()
+            && sender.ready().await.is_ok()
+        {
+            reused = Some(sender);
+        }
+        loop {
+            let (mut sender, is_reused) = match reused.take() {
+                Some(sender) => (sender, true),
+                None => (self.open_http1().await?, false),
+            };
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    idle.replace(Some(sender));
+                    return Ok(response);
+                }
+                Err(mut error) => match error.take_message() {
+                    // Closed while it was idle: nothing of the request was sent.
+                    Some(unsent) if is_reused => request = unsent,
+                    _ => return Err(self.unanswered(error.into_error())),
+                },
+            }
+        }
+    }
+
+    async fn open_http1(&self) -> Result<http1::SendRequest<Incoming>, UpstreamError> {
+        let stream = TokioIo::new(self.connect().await?);
+        let mut builder = http1::Builder::new();
+        builder.preserve_header_case(true);
+        let (sender, connection) = builder.handshake(stream).await.map_err(|source| self.unanswered(source))?;
+        self.run(connection.with_upgrades());
+        Ok(sender)
+    }
+
+    async fn http2(
+        &self,
+        shared: &Mutex<Option<http2::SendRequest<Incoming>>>,
+    ) -> Result<http2::SendRequest<Incoming>, UpstreamError> {
+        let mut shared = shared.lock().await;
+        if let Some(sender) = shared.as_ref().filter(|sender| !sender.is_closed()) {
+            return Ok(sender.clone());
+        }
+        let stream = TokioIo::new(self.connect().await?);
+        let executor = ThisThread(self.server.drain.clone());
+        let mut builder = http2::Builder::new(executor);
+        builder.initial_stream_window_size(STREAM_WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
+        let handshake = builder.max_header_list_size(MAX_HEAD_BYTES).handshake(stream).await;
+        let (sender, connection) = handshake.map_err(|source| self.unanswered(source))?;
+        self.run(connection);
+        *shared = Some(sender.clone());
+        drop(shared);
+        Ok(sender)
+    }
+
+    fn run(&self, connection: impl Future<Output = hyper::Result<()>> + 'static) {
+        let open = self.server.metrics.upstream_connection();
+        self.server.drain.spawn_part(async move {
+            if let Err(error) = connection.await {
+                debug!(error = &error as &dyn std::error::Error, "egress broke");
+            }
+            drop(open);
+        });
+    }
+
+    async fn connect(&self) -> Result<TcpStream, UpstreamError> {
+        let address = self.address;
+        let connected = self.egress.connect(address, self.server.dialer.deadline).await;
+        let refused = || h2::Error::from(h2::Reason::REFUSED_STREAM);
+        connected.map_err(|reason| UpstreamError::Connect { address, reason, source: refused() })
+    }
+
+    fn unanswered(&self, source: hyper::Error) -> UpstreamError {
+        UpstreamError::Ask { address: self.address, source }
+    }
+}
