@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use crate::metrics::Metrics;
 use crate::net::accept;
-use crate::policy::Current;
+use crate::policy::{Current, FollowedPolicy};
 
 /// What one pod may talk to beside the API server. Its connections share it.
 #[derive(Debug)]
@@ -29,9 +29,7 @@ pub struct PodEgress {
 
 #[derive(Debug)]
 struct State {
-    current: Current,
-    /// The policy whose rules these are.
-    policy: Option<Arc<Policy>>,
+    policy: FollowedPolicy,
     rules: Arc<Rules>,
 }
 
@@ -45,7 +43,7 @@ pub(crate) struct RefusingRule {
 impl PodEgress {
     /// Follows the rules of `current`.
     pub fn new(current: Current, network: Option<Namespace>, metrics: &Arc<Metrics>) -> Arc<Self> {
-        let state = State { current, policy: None, rules: Arc::default() };
+        let state = State { policy: FollowedPolicy::new(current), rules: Arc::default() };
         Arc::new(Self { state: Mutex::new(state), network: network.map(Arc::new), metrics: metrics.clone() })
     }
 
@@ -64,7 +62,7 @@ impl PodEgress {
 
     /// Completes once the rules no longer let it pass.
     pub(crate) async fn refused(&self, visible: &Visible<'_>, address: IpAddr) -> RefusingRule {
-        let mut changes = lock(&self.state).current.clone();
+        let mut changes = lock(&self.state).policy.changes();
         loop {
             if let Err(refusing) = self.admit(visible, address) {
                 return refusing;
@@ -105,23 +103,28 @@ impl PodEgress {
     /// A rule that denies an address denies it under any name.
     fn decide(&self, visible: &Visible<'_>, address: IpAddr) -> Result<(), RefusingRule> {
         let name = |AccessRule { breaker, rule, .. }: &AccessRule| RefusingRule { name: format!("{breaker}/{rule}") };
-        let (rules, address) = (self.latest(), address.to_canonical().to_string());
+        let (rules, address) = (self.latest(), host(address));
         rules.decide(visible).and_then(|()| rules.denied(&Visible { host: &address, ..*visible })).map_err(name)
     }
 
     /// The rules that are in force.
     fn latest(&self) -> Arc<Rules> {
         let mut state = lock(&self.state);
-        let latest = state.current.borrow_and_update().clone();
-        if state.policy.as_ref().is_none_or(|policy| !Arc::ptr_eq(policy, &latest)) {
-            let before = state.policy.as_ref().and_then(|policy| policy.egress());
-            if before != latest.egress() {
-                state.rules = Arc::new(compiled(&latest));
+        let State { policy, rules } = &mut *state;
+        policy.latest(|before, latest| {
+            if before.and_then(Policy::egress) != latest.egress() {
+                *rules = Arc::new(compiled(latest));
             }
-            state.policy = Some(latest);
-        }
-        state.rules.clone()
+        });
+        let rules = rules.clone();
+        drop(state);
+        rules
     }
+}
+
+/// An address in the place of a host's name.
+pub(crate) fn host(address: IpAddr) -> String {
+    address.to_canonical().to_string()
 }
 
 fn compiled(policy: &Policy) -> Rules {

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::metrics::Metrics;
-use crate::policy::Current;
+use crate::policy::{Current, FollowedPolicy};
 
 /// The longest wait that a timer takes: about a year.
 pub(crate) const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
@@ -35,9 +35,7 @@ pub struct PodFaults {
 
 #[derive(Debug)]
 struct State {
-    current: Current,
-    /// The policy whose faults these are.
-    policy: Option<Arc<Policy>>,
+    policy: FollowedPolicy,
     faults: Arc<Faults>,
 }
 
@@ -54,7 +52,7 @@ pub(crate) struct MetFaults {
 impl PodFaults {
     /// Follows the faults of `current`.
     pub fn new(current: Current, metrics: &Arc<Metrics>) -> Arc<Self> {
-        let state = State { current, policy: None, faults: Arc::default() };
+        let state = State { policy: FollowedPolicy::new(current), faults: Arc::default() };
         Arc::new(Self { state: Mutex::new(state), metrics: metrics.clone() })
     }
 
@@ -84,19 +82,19 @@ impl PodFaults {
     /// The policy that is in force, and its faults.
     fn latest(&self) -> (Arc<Policy>, Arc<Faults>) {
         let mut state = lock(&self.state);
-        let latest = state.current.borrow_and_update().clone();
-        if state.policy.as_ref().is_none_or(|policy| !Arc::ptr_eq(policy, &latest)) {
-            let before = state.policy.as_ref().map_or(&[][..], |policy| policy.faults());
-            if before != latest.faults() {
-                state.faults = Arc::new(Faults::new(latest.faults()).unwrap_or_else(|error| {
+        let State { policy, faults } = &mut *state;
+        let latest = policy.latest(|before, latest| {
+            if before.map_or(&[][..], Policy::faults) != latest.faults() {
+                *faults = Arc::new(Faults::new(latest.faults()).unwrap_or_else(|error| {
                     // A policy is checked before it is in force.
                     warn!(error = &error as &dyn std::error::Error, "no fault is injected");
                     Faults::default()
                 }));
             }
-            state.policy = Some(latest.clone());
-        }
-        (latest, state.faults.clone())
+        });
+        let both = (latest.clone(), faults.clone());
+        drop(state);
+        both
     }
 }
 
@@ -119,7 +117,7 @@ impl MetFaults {
 
     /// Ready once the policy has the faults no more, once their time is over, or once it `ends` them otherwise.
     async fn lifted(&self, ends: impl Fn(&Policy) -> bool) {
-        let mut current = lock(&self.of.state).current.clone();
+        let mut current = lock(&self.of.state).policy.changes();
         let have_times = self.faults.have_times(&self.effects);
         loop {
             let (policy, faults) = self.of.latest();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::policy::{Guard, Policy};
+use ctrlmesh_common::policy::Guard;
 use ctrlmesh_common::wire::{GuardState, MAX_GUARD_STATES};
 use ctrlmesh_request::egress::Visible;
 use ctrlmesh_request::guard::{Admitted, Guards, Moment, OpenRule, ProbeId, Refused};
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::metrics::{Metrics, RuleMetrics};
-use crate::policy::{Current, PublishGuards};
+use crate::policy::{Current, FollowedPolicy, PublishGuards};
 
 mod file;
 
@@ -60,9 +60,7 @@ pub struct PodGuards {
 
 #[derive(Debug)]
 struct State {
-    current: Current,
-    /// The policy whose guards these are.
-    policy: Option<Arc<Policy>>,
+    policy: FollowedPolicy,
     guards: Guards,
     /// Of each guard, in the same order.
     rules: Vec<RuleRecord>,
@@ -104,7 +102,8 @@ impl PodGuards {
     pub fn new(current: Current, metrics: &Arc<Metrics>, kept: Option<GuardFile>) -> Arc<Self> {
         let open = kept.as_ref().map(GuardFile::read).unwrap_or_default();
         let guards = Guards::restored(open.clone(), now());
-        let state = State { current, policy: None, guards, rules: Vec::new(), shown: 0, open, is_saved: true };
+        let policy = FollowedPolicy::new(current);
+        let state = State { policy, guards, rules: Vec::new(), shown: 0, open, is_saved: true };
         let (unsaved, unreported) = (Notify::new(), Notify::new());
         let (metrics, changed) = (metrics.clone(), watch::Sender::new(()));
         let room = Arc::new(Semaphore::new(MAX_HELD));
@@ -122,7 +121,7 @@ impl PodGuards {
     /// `gone`. Requests take a change, too; so this is for what shows without a request: metrics, and resets that come
     /// and go. After shutdown has begun, the file is the next process's.
     pub async fn follow(self: Arc<Self>, publish: PublishGuards, drain: Drain, gone: Option<CancellationToken>) {
-        let mut current = lock(&self.state).current.clone();
+        let mut current = lock(&self.state).policy.changes();
         let gone = async {
             match &gone {
                 Some(gone) => gone.cancelled().await,
@@ -258,10 +257,11 @@ impl PodGuards {
     /// The state, once it follows the policy that is in force.
     fn latest_state(&self) -> MutexGuard<'_, State> {
         let mut state = lock(&self.state);
-        if let Some(policy) = state.latest() {
-            let is_same = state.policy.as_ref().is_some_and(|before| before.guards() == policy.guards());
-            if !is_same {
-                let State { guards, rules, .. } = &mut *state;
+        let State { policy, guards, rules, .. } = &mut *state;
+        let mut is_other = false;
+        policy.latest(|before, policy| {
+            is_other = true;
+            if before.is_none_or(|before| before.guards() != policy.guards()) {
                 let former = guards.states().map(|(guard, _)| name(guard)).zip(rules.drain(..));
                 let mut former: HashMap<String, RuleRecord> = former.collect();
                 let of_rule = |name| {
@@ -272,7 +272,8 @@ impl PodGuards {
                 guards.replace(policy.guards(), now());
                 self.unreported.notify_one();
             }
-            state.policy = Some(policy);
+        });
+        if is_other {
             self.show(&mut state);
         }
         state
@@ -327,15 +328,6 @@ impl RuleRecord {
     fn refused(&mut self) {
         self.refused += 1;
         self.metrics.refused.inc();
-    }
-}
-
-impl State {
-    /// The policy in force, if it is another.
-    fn latest(&mut self) -> Option<Arc<Policy>> {
-        let latest = self.current.borrow_and_update();
-        let is_known = self.policy.as_ref().is_some_and(|policy| Arc::ptr_eq(policy, &latest));
-        (!is_known).then(|| latest.clone())
     }
 }
 

@@ -16,7 +16,7 @@ pub const ANY_ADDRESS: u8 = 128;
 /// Connections to ports at any address that are open at a time, of all pods of a node.
 pub const MAX_CONNECTIONS: u32 = 65_536;
 
-/// Numbers that a socket may have; more sockets than one seldom want the same.
+/// Numbers that a socket may have; more sockets than one rarely want the same.
 pub const CONNECTION_NUMBERS: u32 = 4;
 
 /// Bits of a number.
@@ -58,7 +58,7 @@ pub const fn connection_number(cookie: u64, attempt: u32) -> u32 {
     u32::from_le_bytes([a, b, c, d]).wrapping_add(attempt.wrapping_mul(STEP)) & MASK
 }
 
-const _: () = assert!(MAX_CONNECTIONS <= MASK / 16, "numbers are seldom taken");
+const _: () = assert!(MAX_CONNECTIONS <= MASK / 16, "numbers are rarely taken");
 
 #[cfg(test)]
 mod tests {

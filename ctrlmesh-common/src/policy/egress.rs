@@ -3,6 +3,7 @@
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
+use super::Policy;
 use super::fault::{FaultError, MAX_REGEXES, whole_match};
 
 /// The most ports that one pod's proxy takes connections of.
@@ -158,6 +159,13 @@ impl Egress {
     }
 }
 
+impl Policy {
+    /// The TCP ports whose connections the pod's proxy takes, beside those to the API server.
+    pub fn egress_ports(&self) -> &[u16] {
+        self.egress().map(|egress| &egress.ports[..]).unwrap_or_default()
+    }
+}
+
 impl AccessRule {
     fn check(&self, at: usize) -> Result<(), EgressError> {
         let lists = [("ports", self.ports.len()), ("urls", self.urls.len()), ("methods", self.methods.len())];
@@ -211,7 +219,7 @@ pub fn url_regex(at: usize, text: &str) -> Result<Regex, EgressError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Mode, Policy, PolicyError};
+    use crate::policy::{Mode, PolicyError};
 
     fn rule(urls: &[UrlMatch], methods: &[&str]) -> AccessRule {
         AccessRule {

@@ -1,5 +1,5 @@
-use ctrlmesh_common::policy::Guard;
 use ctrlmesh_common::policy::guard::{Bucket, RequestMatch, Trigger};
+use ctrlmesh_common::policy::{Guard, Policy};
 use tempfile::TempDir;
 use tokio::sync::watch;
 

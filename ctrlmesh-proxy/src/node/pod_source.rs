@@ -104,7 +104,7 @@ impl PodSource {
     /// The ports that the policy of a pod of the list names, as far as it is known already. They are redirected from
     /// the moment at which the pod is attached.
     pub(super) fn ports(&self, pod: &Pod) -> Vec<u16> {
-        let ports = |policy: &Policy| policy.egress().map(|egress| egress.ports.clone()).unwrap_or_default();
+        let ports = |policy: &Policy| policy.egress_ports().to_vec();
         match (self, &pod.policy) {
             _ if pod.served_by != ServedBy::Node => Vec::new(),
             (Self::Manager(followed), _) => {

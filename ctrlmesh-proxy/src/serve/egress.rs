@@ -20,7 +20,7 @@ use tokio::time;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::egress::PodEgress;
+use crate::egress::{self, PodEgress};
 use crate::guard::PodGuards;
 use crate::metrics::{ClientError, EgressProtocol};
 use crate::net::tunnel::{self, TunnelError};
@@ -133,7 +133,7 @@ impl Client<'_> {
 
     /// Whether the rules let bytes pass of which nothing is known.
     fn is_admitted(&self) -> bool {
-        let address = self.destination.ip().to_canonical().to_string();
+        let address = egress::host(self.destination.ip());
         let visible = Spoken::Other.visible(&address, self.destination.port());
         self.egress.admits(&visible, self.destination.ip())
     }
@@ -150,7 +150,7 @@ impl Client<'_> {
     /// Passes bytes on, as long as the rules let them pass.
     async fn tunnel(self, Opening { bytes, spoken, upstream }: Opening) {
         let Self { stream, destination, egress, guards, deadline } = self;
-        let address = destination.ip().to_canonical().to_string();
+        let address = egress::host(destination.ip());
         let visible = spoken.visible(&address, destination.port());
         if egress.admit(&visible, destination.ip()).is_err() {
             return;

@@ -102,8 +102,11 @@ impl Rules {
     }
 
     fn first(&self, visible: &Visible<'_>, is_asked: impl Fn(AccessList) -> bool) -> Result<(), &AccessRule> {
+        let mut asked = self.rules.iter().filter(|rule| is_asked(rule.access.list)).peekable();
+        if asked.peek().is_none() {
+            return Ok(());
+        }
         let target = Target::new(visible);
-        let mut asked = self.rules.iter().filter(|rule| is_asked(rule.access.list));
         asked.find(|rule| rule.refuses(&target)).map_or(Ok(()), |rule| Err(&rule.access))
     }
 }

@@ -38,7 +38,7 @@ impl Reconciler {
             let Some(policy) = served.get(&PodSlot(pod.slot.get())).map(|served| served.policy.borrow().clone()) else {
                 continue;
             };
-            let ports = policy.egress().map(|egress| &egress.ports[..]).unwrap_or_default();
+            let ports = policy.egress_ports();
             if pod.ports == ports {
                 continue;
             }

@@ -8,7 +8,7 @@ mod reply;
 mod upstream;
 
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use tracing::debug;
 
 use self::reply::Answer;
 use self::upstream::{Upstream, UpstreamError};
-use crate::egress::PodEgress;
+use crate::egress::{self, PodEgress};
 use crate::guard::{PodGuards, Probe};
 use crate::metrics::ClientError;
 use crate::net::prefixed::Prefixed;
@@ -92,29 +92,28 @@ impl Client {
             builder.max_concurrent_streams(MAX_STREAMS);
             builder.initial_stream_window_size(STREAM_WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
             builder.timer(TokioTimer::new()).max_header_list_size(MAX_HEAD_BYTES).auto_date_header(false);
-            let mut connection = pin!(builder.serve_connection(io, service));
-            tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = drain.started() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            }
+            run(builder.serve_connection(io, service), http2::Connection::graceful_shutdown, &drain).await
         } else {
             let mut builder = http1::Builder::new();
             builder.max_buf_size(MAX_HEAD_BYTES as usize).preserve_header_case(true).auto_date_header(false);
             builder.half_close(true).timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
-            let mut connection = pin!(builder.serve_connection(io, service).with_upgrades());
-            tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = drain.started() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            }
+            let connection = builder.serve_connection(io, service).with_upgrades();
+            run(connection, http1::UpgradeableConnection::graceful_shutdown, &drain).await
         };
         if let Err(error) = ended {
             debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
+        }
+    }
+}
+
+/// Runs a connection to its end; once shutdown has begun, its present requests are the last ones.
+async fn run<C: Future>(connection: C, shut_down: impl FnOnce(Pin<&mut C>), drain: &Drain) -> C::Output {
+    let mut connection = pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = drain.started() => {
+            shut_down(connection.as_mut());
+            connection.await
         }
     }
 }
@@ -142,15 +141,14 @@ impl SeenRequest {
 
 impl Exchanges {
     async fn answer(self: Rc<Self>, mut request: Request<Incoming>) -> Result<Response<Body>, UpstreamError> {
-        let mut probe = match self.admit(&request) {
-            Ok(probe) => probe,
+        let (seen, mut probe) = match self.admit(&request) {
+            Ok(admitted) => admitted,
             Err(answer) => return Ok(answer.map(Either::Right)),
         };
         if let Some(probe) = &mut probe {
             probe.sent();
         }
         reply::decline_h2c(request.headers_mut());
-        let tunnelled = self.seen(&request).ok();
         let is_connect = request.method() == Method::CONNECT;
         let upgrading = is_connect || request.headers().contains_key(header::UPGRADE);
         let client = upgrading.then(|| upgrade::on(&mut request));
@@ -160,25 +158,26 @@ impl Exchanges {
         }
         let is_upgraded =
             response.status() == StatusCode::SWITCHING_PROTOCOLS || is_connect && response.status().is_success();
-        if let Some((client, seen)) = client.zip(tunnelled).filter(|_| is_upgraded) {
+        if let Some(client) = client.filter(|_| is_upgraded) {
             self.tunnel(client, upgrade::on(&mut response), seen);
         }
         Ok(response.map(Either::Left))
     }
 
-    /// Puts a request to the rules and limits. It may pass as a probe.
-    fn admit<B>(&self, request: &Request<B>) -> Result<Option<Probe>, Answer> {
+    /// Puts a request to the rules and limits: what they see of it, and the probe as which it may pass.
+    fn admit<B>(&self, request: &Request<B>) -> Result<(SeenRequest, Option<Probe>), Answer> {
         let Client { server, egress, guards, destination, .. } = &self.client;
         let seen = self.seen(request).inspect_err(|_ambiguous| server.metrics.client_error(ClientError::Protocol))?;
         let visible = seen.visible();
         let refused = |rule| reply::refused(&rule, visible.host, visible.port);
         egress.admit(&visible, destination.ip()).map_err(refused)?;
-        guards.admit_egress(&visible).map_err(|refused| reply::limited(&refused))
+        let probe = guards.admit_egress(&visible).map_err(|refused| reply::limited(&refused))?;
+        Ok((seen, probe))
     }
 
     fn seen<B>(&self, request: &Request<B>) -> Result<SeenRequest, Answer> {
         let destination = self.client.destination;
-        let host = reply::host(request)?.unwrap_or_else(|| destination.ip().to_canonical().to_string());
+        let host = reply::host(request)?.unwrap_or_else(|| egress::host(destination.ip()));
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         Ok(SeenRequest { host, port: destination.port(), method, path })
     }
