@@ -22,7 +22,7 @@ mod outcome;
 
 pub use address::Address;
 pub use code::{Code, Decoded, GENERATIONS, PREFIX, PREFIX_BITS, encode_host, is_encoded, is_reserved, original};
-pub use connection::{ANY_ADDRESS, CONNECTION_NUMBERS, Connection, MAX_CONNECTIONS, connection_number};
+pub use connection::{ANY_ADDRESS, BY_PORT, CONNECTION_NUMBERS, Connection, MAX_CONNECTIONS, connection_number};
 pub use entry::{Inbound, InboundKey, Member};
 pub use outcome::Outcome;
 

@@ -61,6 +61,8 @@ pub mod annotation {
     pub const SIDECAR: &str = "ctrlmesh.kusionstack.io/sidecar";
     /// `"true"` lets the operator reach the API server directly while its proxy is away.
     pub const FAIL_OPEN: &str = "ctrlmesh.kusionstack.io/fail-open";
+    /// `"true"` gives the pod a forward proxy at 127.0.0.1:15002. May be changed while the pod runs.
+    pub const FORWARD_PROXY: &str = "ctrlmesh.kusionstack.io/forward-proxy";
     /// The sidecar's resources, as the JSON of a container's `resources`.
     pub const PROXY_RESOURCE: &str = "ctrlmesh.kusionstack.io/proxy-resource";
     /// Variables for containers, as JSON: `[{"name": CONTAINER, "env": [{"key": K, "value": V}]}]`.
@@ -162,6 +164,8 @@ pub mod port {
     pub const PROXY_API: u16 = 5443;
     /// The proxy's listener for connections that the kernel redirected.
     pub const PROXY_REDIRECTED: u16 = 15_001;
+    /// The forward proxy, at loopback addresses of pods that ask for it. It is the predecessor's, too.
+    pub const PROXY_FORWARD: u16 = 15_002;
     /// The proxy's own webhook listener, to which the owner of an object is handed its admission reviews. Nothing
     /// listens there while proxies hand no reviews on; it is the predecessors', so it is kept free.
     pub const PROXY_WEBHOOK: u16 = 5445;
@@ -251,6 +255,7 @@ mod tests {
             (annotation::INTERCEPTION, "interception"),
             (annotation::SIDECAR, "sidecar"),
             (annotation::FAIL_OPEN, "fail-open"),
+            (annotation::FORWARD_PROXY, "forward-proxy"),
             (annotation::PROXY_RESOURCE, "proxy-resource"),
             (annotation::ENV_INJECT, "env-inject"),
             (annotation::INJECTED, "injected"),
@@ -290,6 +295,7 @@ mod tests {
     fn ports_are_those_that_network_policies_name() {
         let proxy = [port::PROXY_API, port::PROXY_REDIRECTED, port::PROXY_WEBHOOK, port::PROXY_ADMIN];
         assert_eq!(proxy, [5443, 15001, 5445, 5441]);
+        assert_eq!(port::PROXY_FORWARD, 15_002);
         let manager = [port::MANAGER_GRPC, port::MANAGER_METRICS, port::MANAGER_PROBES, port::MANAGER_WEBHOOK];
         assert_eq!(manager, [8071, 8080, 8081, 9443]);
     }

@@ -6,17 +6,18 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
-use crate::resource::{ResourceMatch, ResourceMatchError};
+use crate::resource::ResourceMatch;
 use crate::selector::Selector;
 
 pub mod egress;
 pub mod fault;
 pub mod fence;
 pub mod guard;
+mod error;
 mod pod_policy;
 
 pub use egress::Egress;
-use egress::EgressError;
+pub use error::PolicyError;
 pub use fault::Fault;
 use fault::{FaultError, MAX_REGEXES};
 pub use fence::Fence;
@@ -60,6 +61,9 @@ pub struct Policy {
     /// What the pod may talk to beside the API server. Absent: anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
+    /// Whether the pod has a forward proxy, at port 15002 of its loopback addresses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forward_proxy: bool,
     /// Whether the pod's containers are ended before a policy comes into force that takes objects away. Only the node's
     /// proxy can do that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -125,77 +129,6 @@ pub struct Lock {
     pub name: String,
     /// The shard's name, which makes the name on the server.
     pub shard: String,
-}
-
-/// A policy that no proxy can apply.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyError {
-    /// A resource match that cannot be matched against.
-    #[error("limits[{limit}].relateResources[{at}]")]
-    Resources {
-        /// Which limit.
-        limit: usize,
-        /// Which of its resource matches.
-        at: usize,
-        /// What is wrong with it.
-        source: ResourceMatchError,
-    },
-    /// A resource match of the fence that cannot be matched against.
-    #[error("fence.resources[{at}]")]
-    FencedResources {
-        /// Which of its resource matches.
-        at: usize,
-        /// What is wrong with it.
-        source: ResourceMatchError,
-    },
-    /// What limits some resource does not fit into a request.
-    #[error(
-        "limits[{limit}].selector: takes {bytes} bytes in a URL, together with what else limits the same resources; at most {MAX_SELECTOR_BYTES} have room there"
-    )]
-    SelectorTooLong {
-        /// Which limit.
-        limit: usize,
-        /// How many bytes.
-        bytes: usize,
-    },
-    /// A guard that cannot be applied.
-    #[error("guards[{at}]")]
-    Guard {
-        /// Which guard.
-        at: usize,
-        /// What is wrong with it.
-        source: GuardError,
-    },
-    /// A fault that cannot be done.
-    #[error("faults[{at}]")]
-    Fault {
-        /// Which fault.
-        at: usize,
-        /// What is wrong with it.
-        source: FaultError,
-    },
-    /// Egress rules that cannot be applied.
-    #[error("egress")]
-    Egress {
-        /// What is wrong with them.
-        source: EgressError,
-    },
-    /// A part of the lock is empty or holds what no name may hold.
-    #[error(
-        "lock.{field}: {value:?} is no name: allowed are 1 to 253 of a-z 0-9 - . with an alphanumeric at both ends"
-    )]
-    LockName {
-        /// `namespace`, `name` or `shard`.
-        field: &'static str,
-        /// What was given.
-        value: String,
-    },
-    /// The name that the server would see is longer than a name may be.
-    #[error("lock: the name {name:?} is longer than the 253 bytes a name may have")]
-    LockTooLong {
-        /// The lock's name on the server.
-        name: String,
-    },
 }
 
 impl Policy {

@@ -87,7 +87,15 @@ mod tests {
     }
 
     fn guard_state() -> GuardState {
-        GuardState { breaker: "n/b".into(), rule: "r".into(), open: true, changed_at: 300, allowed: 5, refused: 6 }
+        GuardState {
+            breaker: "n/b".into(),
+            rule: "r".into(),
+            open: true,
+            changed_at: 300,
+            allowed: 5,
+            refused: 6,
+            last_refused: "h:1".into(),
+        }
     }
 
     /// The messages of the stream of policies, with every field set, and their bytes.
@@ -122,7 +130,7 @@ mod tests {
             ),
             (
                 Report { content: Some(Content::Guards(guards)) }.encode_to_vec(),
-                "1a1e0a090a016e1201701a017512110a036e2f62120172180120ac0228053006",
+                "1a230a090a016e1201701a017512160a036e2f62120172180120ac02280530063a03683a31",
             ),
             (
                 update.encode_to_vec(),
@@ -149,7 +157,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 Receipts { receipts: vec![receipt] }.encode_to_vec(),
-                "0a320a090a016e1201701a017510021a026e6f200128ac023101000000000000003a110a036e2f62120172180120ac0228053006",
+                "0a370a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a31",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

@@ -6,7 +6,7 @@ use core::{hint, ptr};
 
 use aya_ebpf::bindings::{bpf_sock, bpf_sockopt};
 use aya_ebpf::programs::{SockAddrContext, SockoptContext};
-use ctrlmesh_common::kernel::{self, ANY_ADDRESS, Address, Decoded, Destination, Outcome};
+use ctrlmesh_common::kernel::{self, ANY_ADDRESS, Address, BY_PORT, Decoded, Destination, Outcome};
 
 use crate::load::{pointer, store, word, words};
 use crate::maps;
@@ -45,7 +45,7 @@ fn explain_peer<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
         word!(bpf_sock, socket, src_ip4),
         words!(bpf_sock, socket, src_ip6),
     );
-    let Some((original, port)) = explain(address, port, source) else {
+    let Some((original, port, _)) = explain(address, port, source) else {
         return Outcome::PeerUnknown;
     };
     write::<V6>(ctx, original, port);
@@ -76,14 +76,15 @@ fn explain_destination(ctx: &SockoptContext) -> Outcome {
     let source = address_of(family, word!(bpf_sock, socket, dst_ip4), words!(bpf_sock, socket, dst_ip6));
     let port = (word!(bpf_sock, socket, src_port) as u16).to_be();
     match explain(local, port, source) {
-        Some((original, port)) if answer(base, original, port) => Outcome::OriginalAnswered,
+        Some((original, port, by_port)) if answer(base, original, port, by_port) => Outcome::OriginalAnswered,
         _ => Outcome::OriginalUnknown,
     }
 }
 
-/// The original address and port of a connection that was sent to `address` and `port` of a proxy.
+/// The original address and port of a connection that was sent to `address` and `port` of a proxy, and whether it was
+/// sent there for its port alone.
 #[inline(always)]
-fn explain(address: Address, port: u16, source: Address) -> Option<(Address, u16)> {
+fn explain(address: Address, port: u16, source: Address) -> Option<(Address, u16, bool)> {
     let Decoded { code, host } = Decoded::read(address, source)?;
     let pod = maps::PODS.get(u32::from(code.slot)).filter(|pod| pod.port == port)?;
     // The compiler knows that it is small and would leave the mask out; the verifier does not.
@@ -93,31 +94,34 @@ fn explain(address: Address, port: u16, source: Address) -> Option<(Address, u16
         let connection = maps::CONNECTIONS.get_ptr(host?)?;
         // SAFETY: the kernel gave a valid pointer. An entry is not changed before its socket has been closed for long.
         let original = unsafe { (*connection).original(code.slot, entry.port) };
-        return Some((original?, entry.port));
+        return Some((original?, entry.port, true));
     }
-    Some((kernel::original(entry, host)?, entry.port))
+    Some((kernel::original(entry, host)?, entry.port, false))
 }
 
 /// Fills the answer of `SO_ORIGINAL_DST`: a `sockaddr_in` or a `sockaddr_in6`. One that is too short stays as it is.
+///
+/// [`BY_PORT`] stands where programs look at nothing: behind an IPv4 address (`sin_zero`), and as the flow of IPv6.
 #[inline(always)]
-fn answer(base: *mut bpf_sockopt, original: Address, port: u16) -> bool {
+fn answer(base: *mut bpf_sockopt, original: Address, port: u16, by_port: bool) -> bool {
     let value = pointer!(base, __bindgen_anon_2.optval).cast::<u32>();
     let end = pointer!(base, __bindgen_anon_3.optval_end) as usize;
     let port = u32::from(port) << 16;
     let [a, b, c, d] = original.0;
+    let mark = if by_port { BY_PORT } else { 0 };
     let bytes = if original.ipv4().is_some() {
         if value as usize + size_of::<[u32; 4]>() > end {
             return false;
         }
         // SAFETY: four words lie before the end.
-        unsafe { fill(value, [AF_INET | port, d, 0, 0]) };
+        unsafe { fill(value, [AF_INET | port, d, mark, 0]) };
         size_of::<[u32; 4]>()
     } else {
         if value as usize + size_of::<[u32; 7]>() > end {
             return false;
         }
         // SAFETY: seven words lie before the end.
-        unsafe { fill(value, [AF_INET6 | port, 0, a, b, c, d, 0]) };
+        unsafe { fill(value, [AF_INET6 | port, mark, a, b, c, d, 0]) };
         size_of::<[u32; 7]>()
     };
     store!(bpf_sockopt, base, offset_of!(bpf_sockopt, optlen), bytes as u32);

@@ -3,6 +3,7 @@
 pub mod compute;
 mod finding;
 mod targets;
+mod interception;
 mod breaker_status;
 mod injection_status;
 pub mod rules_writer;

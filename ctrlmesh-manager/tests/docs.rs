@@ -81,7 +81,7 @@ fn the_circuit_breakers_in_the_docs_are_valid() -> Result<()> {
 }
 
 #[test]
-fn the_fault_injection_in_the_docs_is_valid() -> Result<()> {
-    ensure!(check_examples(FAULTS, "FaultInjection")? == 1);
+fn the_fault_injections_in_the_docs_are_valid() -> Result<()> {
+    ensure!(check_examples(FAULTS, "FaultInjection")? == 2);
     Ok(())
 }

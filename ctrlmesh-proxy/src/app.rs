@@ -2,6 +2,8 @@
 
 mod threads;
 mod life;
+mod forward_proxy;
+mod redirected;
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -20,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::life::{Leave, Process, RunningParts};
-use crate::config::{ConfigError, NodeArgs, SidecarArgs};
+use crate::config::{ConfigError, NodeArgs, SidecarArgs, Upstream};
+use crate::egress::{ApiServers, PodEgress, PodFiles, PodNetwork};
 use crate::guard::{GuardFile, PodGuards};
 use crate::manager_client::Endpoint;
 use crate::manager_client::certificate::SignedCertificate;
@@ -102,24 +105,11 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
 
 async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady) -> Result<RunningParts, AppError> {
     let Process { metrics, drain, .. } = &process;
-    let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
-    let never = CancellationToken::new();
     let manager = args.manager.manager();
-    let PodSubscription { policy, publish, validity } = match &manager {
-        None => {
-            let policy = policy::enforce(args.policy.source(), pod, metrics, drain, never)?;
-            PodSubscription { policy, publish: Publications::default(), validity: Validity::default() }
-        }
-        Some(manager) => {
-            let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
-            let followed =
-                subscription::follow(manager.clone(), subscription::Subscriber::Pod(pod.clone()), metrics, drain)?;
-            // Nothing is served before the policy is known.
-            let first = subscription::policy_of(pod, followed, metrics, drain);
-            let Some(first) = first.await else { return Ok(RunningParts::default()) };
-            first
-        }
+    let Some((first, others)) = first_policy(&args, manager.clone(), &process).await? else {
+        return Ok(RunningParts::default());
     };
+    let PodSubscription { policy, publish, validity } = first;
     let target = args.target()?;
     let name = match &target.address {
         Address::Socket(address) => address.ip().to_string(),
@@ -130,27 +120,52 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     let state = args.manager.state_dir.as_deref();
     let guards = state.map(|state| GuardFile::of(state, args.policy.pod.as_ref(), ""));
     let guards = PodGuards::new(policy.clone(), metrics, guards);
-    let served = ServedPod { validity, ..ServedPod::new(policy, history, guards, None) };
+    let cluster = Upstream::address_of_the_cluster();
+    let api_servers = ApiServers::Told { target: target.clone(), cluster, others: others.clone() };
+    let network = PodNetwork { namespace: None, files: PodFiles::own(), api_servers };
+    let egress = PodEgress::new(policy.clone(), Some(network), &guards);
+    let served = ServedPod { validity, egress, ..ServedPod::new(policy.clone(), history, guards, None) };
     served.settle(args.common.write_drain_timeout, publish, drain);
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
+    let others = args.manager.manager().map(|_| others);
+    drain.spawn(forward_proxy::serve(policy.clone(), others, acceptor.clone(), drain.clone()));
     for address in &args.listen {
         let listener = listen("operators", *address)?;
         let (acceptor, stop) = (acceptor.clone(), drain.clone());
-        drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), stop));
+        drain.spawn(acceptor.run(listener, |_: &_, _, _| Some(Origin::default()), stop));
     }
     if let Some(port) = args.redirected {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
         let listener = listen("redirected connections", address)?;
-        // Redirected connections arrive at loopback addresses, which nobody outside the pod can dial.
-        let inside = |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);
-        drain.spawn(acceptor.clone().run(listener, inside, drain.clone()));
+        let origin = move |stream: &_, own, client| redirected::origin(&policy, stream, own, client);
+        drain.spawn(acceptor.run(listener, origin, drain.clone()));
     }
     match args.redirected {
         Some(_) => ready_once_reached(reached, &args.common.upstream_ca, drain, starting)?,
         None => drop(starting),
     }
     Ok(RunningParts { workers, leave: None })
+}
+
+/// The pod's first policy, and the API server's other addresses. `None` where shutdown comes first.
+async fn first_policy(
+    args: &SidecarArgs,
+    manager: Option<Endpoint>,
+    Process { metrics, drain, .. }: &Process,
+) -> Result<Option<(PodSubscription, watch::Receiver<Arc<[SocketAddr]>>)>, AppError> {
+    let Some(manager) = manager else {
+        let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
+        let policy = policy::enforce(args.policy.source(), pod, metrics, drain, CancellationToken::new())?;
+        let first = PodSubscription { policy, publish: Publications::default(), validity: Validity::default() };
+        return Ok(Some((first, watch::channel(Arc::default()).1)));
+    };
+    let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
+    let followed = subscription::follow(manager, subscription::Subscriber::Pod(pod.clone()), metrics, drain)?;
+    let servers = followed.servers.clone();
+    // Nothing is served before the policy is known.
+    let first = subscription::policy_of(pod, followed, metrics, drain).await;
+    Ok(first.map(|first| (first, servers)))
 }
 
 /// Becomes ready once the proxy's own connections reach the API server.

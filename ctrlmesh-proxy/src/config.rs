@@ -257,6 +257,12 @@ impl Upstream {
         Some(Self { host, port })
     }
 
+    /// The same, where it is an address.
+    pub fn address_of_the_cluster() -> Option<SocketAddr> {
+        let Self { host, port } = Self::of_the_cluster()?;
+        Some(SocketAddr::new(host.parse().ok()?, port))
+    }
+
     pub fn target(&self) -> Result<Target, ConfigError> {
         let name = ServerName::try_from(self.host.clone())
             .map_err(|_unfit| ConfigError::Upstream { seen: self.host.clone() })?;

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::policy::fault::{ApiFaultKind, WHOLE};
-use ctrlmesh_request::fault::{Effects, Faults, FaultyRequest};
+use ctrlmesh_request::egress::Visible;
+use ctrlmesh_request::fault::{Effects, EgressRequest, Faults, FaultyRequest};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite::status::Status;
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::sync::lock;
-use http::{Request, header};
+use http::{HeaderMap, Request, header};
 use jiff::Timestamp;
 use tokio::time;
 use tokio::time::Instant;
@@ -49,6 +50,15 @@ pub(crate) struct MetFaults {
     effects: Effects,
 }
 
+/// A fault that ends what goes to another server than the API server.
+#[derive(Debug)]
+pub(crate) struct AbortingFault {
+    /// `NAMESPACE/INJECTION/FAULT`.
+    pub(crate) name: String,
+    /// With its code and message.
+    pub(crate) status: Box<Status>,
+}
+
 impl PodFaults {
     /// Follows the faults of `current`.
     pub fn new(current: Current, metrics: &Arc<Metrics>) -> Arc<Self> {
@@ -56,7 +66,7 @@ impl PodFaults {
         Arc::new(Self { state: Mutex::new(state), metrics: metrics.clone() })
     }
 
-    /// What a request to `path` meets now.
+    /// What a request to the API server for `path` meets now.
     pub(crate) fn met<B>(
         self: &Arc<Self>,
         request: &Request<B>,
@@ -65,18 +75,45 @@ impl PodFaults {
         is_for_lock: bool,
     ) -> MetFaults {
         let (policy, faults) = self.latest();
-        let has_header = |name: &str, value: &str| {
-            request.headers().get_all(name).iter().any(|one| one.as_bytes() == value.as_bytes())
-        };
+        let has_header = |name: &str, value: &str| has_header(request.headers(), name, value);
         let (method, host) = (request.method().as_str(), host(request));
         let request = FaultyRequest { info, method, host, path, has_header: &has_header, is_for_lock };
         let effects = faults.effects(request, Timestamp::now(), &mut || fastrand::u32(..WHOLE));
+        self.count(&faults, &effects, path);
+        MetFaults { of: self.clone(), policy, faults, effects }
+    }
+
+    /// Has what goes to another server than the API server meet its faults, and says whether it waited. `headers` are
+    /// those of its request, where one is seen.
+    ///
+    /// # Errors
+    /// The fault that ends it.
+    pub(crate) async fn meet_egress(
+        self: &Arc<Self>,
+        visible: &Visible<'_>,
+        headers: Option<&HeaderMap>,
+        drain: &Drain,
+    ) -> Result<bool, AbortingFault> {
+        let (policy, faults) = self.latest();
+        let has_header = |name: &str, value: &str| headers.is_some_and(|headers| has_header(headers, name, value));
+        let request = EgressRequest { visible: *visible, has_header: &has_header };
+        let effects = faults.egress_effects(request, Timestamp::now(), &mut || fastrand::u32(..WHOLE));
+        self.count(&faults, &effects, visible.host);
+        let mut met = MetFaults { of: self.clone(), policy, faults, effects };
+        let waits = met.is_delayed();
+        if waits {
+            met.wait(drain).await;
+        }
+        met.aborting().map_or(Ok(waits), Err)
+    }
+
+    /// Counts what is done to a request for `subject`, a path or a host.
+    fn count(&self, faults: &Faults, effects: &Effects, subject: &str) {
         for hit in &effects.hits {
             let name = faults.name(hit.rule).unwrap_or_default();
-            debug!(fault = name, effect = hit.what.name(), verb = info.verb(), path, "fault injected");
+            debug!(fault = name, effect = hit.what.name(), subject, "fault injected");
             self.metrics.faults.injected(&name, hit.what.name());
         }
-        MetFaults { of: self.clone(), policy, faults, effects }
     }
 
     /// The policy that is in force, and its faults.
@@ -143,6 +180,13 @@ impl MetFaults {
         self.effects.answer.take()
     }
 
+    /// The fault that ends the request, if one does: the last one.
+    fn aborting(&mut self) -> Option<AbortingFault> {
+        let status = self.effects.answer.take()?;
+        let name = self.faults.name(self.effects.hits.last()?.rule)?;
+        Some(AbortingFault { name, status })
+    }
+
     /// What is done to the API server's answer.
     pub(crate) fn on_answer(&self) -> &[ApiFaultKind] {
         &self.effects.on_answer
@@ -158,6 +202,10 @@ impl MetFaults {
             }
         })
     }
+}
+
+fn has_header(headers: &HeaderMap, name: &str, value: &str) -> bool {
+    headers.get_all(name).iter().any(|one| one.as_bytes() == value.as_bytes())
 }
 
 /// Whom the client talks to, without the port.

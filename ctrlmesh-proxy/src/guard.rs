@@ -23,7 +23,10 @@ use tracing::{info, warn};
 use crate::metrics::{Metrics, RuleMetrics};
 use crate::policy::{Current, FollowedPolicy, PublishGuards};
 
+use self::refusals::Refusals;
+
 mod file;
+mod refusals;
 
 pub use file::GuardFile;
 
@@ -56,6 +59,8 @@ pub struct PodGuards {
     changed: watch::Sender<()>,
     /// For requests that are held.
     room: Arc<Semaphore>,
+    /// Of the rules on other servers.
+    refusals: Mutex<Refusals>,
 }
 
 #[derive(Debug)]
@@ -107,7 +112,8 @@ impl PodGuards {
         let (unsaved, unreported) = (Notify::new(), Notify::new());
         let (metrics, changed) = (metrics.clone(), watch::Sender::new(()));
         let room = Arc::new(Semaphore::new(MAX_HELD));
-        let guards = Self { state: Mutex::new(state), metrics, kept, unsaved, unreported, changed, room };
+        let (state, refusals) = (Mutex::new(state), Mutex::default());
+        let guards = Self { state, metrics, kept, unsaved, unreported, changed, room, refusals };
         // When another process opened a breaker is not known.
         guards.latest_state().rules.iter_mut().for_each(|rule| rule.changed_at = None);
         Arc::new(guards)
@@ -174,9 +180,18 @@ impl PodGuards {
     fn states(&self) -> Vec<GuardState> {
         let state = lock(&self.state);
         let states = state.guards.states().zip(&state.rules).take(MAX_GUARD_STATES);
-        let states = states.map(|((guard, open), rule)| rule.state(guard, open)).collect();
+        let mut states: Vec<GuardState> = states.map(|((guard, open), rule)| rule.state(guard, open)).collect();
         drop(state);
+        states.extend(lock(&self.refusals).states());
+        states.truncate(MAX_GUARD_STATES);
         states
+    }
+
+    /// Takes a note of what a rule on other servers has refused.
+    pub(crate) fn egress_refused(&self, breaker: &str, rule: &str, visible: &Visible<'_>) {
+        if lock(&self.refusals).note(breaker, rule, visible, SystemTime::now()) {
+            self.unreported.notify_one();
+        }
     }
 
     /// Writes the file in another thread.
@@ -317,6 +332,7 @@ impl RuleRecord {
             changed_at: self.changed_at.map_or(0, milliseconds),
             allowed: self.allowed,
             refused: self.refused,
+            last_refused: String::new(),
         }
     }
 

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::metrics::ClientError;
-use crate::net::accept::AcceptedConnection;
+use crate::net::accept::{AcceptedConnection, Origin, Purpose};
 use crate::net::body::UnreadBytes;
 use crate::net::tls;
 use crate::net::tls::stream::ServerStream;
@@ -62,28 +62,49 @@ impl Server {
         let resources = ConnectionResources { _open: self.metrics.connection(), _guard: guard, collect, unread };
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
-            let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
-            match target.zip(self.policies.of(origin.pod)) {
-                Some((Target { address: Address::Socket(to), .. }, served)) if origin.by_port => {
+            match self.policies.of(origin.pod) {
+                Some(served) => {
                     let gone = served.gone.clone();
-                    let serving = Box::pin(self.clone().serve_egress(stream, to, served, resources));
-                    unless_gone(gone.as_ref(), serving).await;
-                }
-                Some((target, served)) => {
-                    let gone = served.gone.clone();
-                    let beginning = Box::pin(self.clone().begin(stream, target, served, resources));
-                    // So that the connection is not polled through the future of its beginning.
-                    let serving = async {
-                        if let Some(serving) = beginning.await {
-                            serving.await;
-                        }
-                    };
+                    let serving = Box::pin(self.clone().serve_pod(stream, origin, served, resources));
                     unless_gone(gone.as_ref(), serving).await;
                 }
                 None => self.metrics.client_error(ClientError::NoDestination),
             }
         }
         debug!(client.addr = %client, "disconnected");
+    }
+
+    async fn serve_pod(
+        self: Rc<Self>,
+        stream: TcpStream,
+        origin: Origin,
+        served: ServedPod,
+        resources: ConnectionResources,
+    ) {
+        match (origin.purpose, origin.destination) {
+            (Purpose::ForwardProxy, _) => Box::pin(self.serve_forward(stream, served, resources)).await,
+            (Purpose::OtherServer, Some(to)) => Box::pin(self.serve_egress(stream, to, served, resources)).await,
+            (Purpose::ApiServer, destination) => match destination.map(Target::from).or_else(|| self.target.clone()) {
+                Some(target) => self.serve_api(stream, target, served, resources).await,
+                None => self.metrics.client_error(ClientError::NoDestination),
+            },
+            (Purpose::OtherServer, None) => self.metrics.client_error(ClientError::NoDestination),
+        }
+    }
+
+    /// Serves a client of the API server.
+    async fn serve_api(
+        self: Rc<Self>,
+        stream: TcpStream,
+        target: Target,
+        served: ServedPod,
+        resources: ConnectionResources,
+    ) {
+        // So that the connection is not polled through the future of its beginning.
+        let beginning = Box::pin(self.begin(stream, target, served, resources));
+        if let Some(serving) = beginning.await {
+            serving.await;
+        }
     }
 
     /// Detects the client's protocol. TLS gives a task to run; anything else passes here, to its end.

@@ -106,7 +106,7 @@ impl ServedPod {
         gone: Option<CancellationToken>,
     ) -> Self {
         let faults = PodFaults::new(policy.clone(), guards.metrics());
-        let egress = PodEgress::new(policy.clone(), None, guards.metrics());
+        let egress = PodEgress::new(policy.clone(), None, &guards);
         Self { policy, history, writes: Arc::default(), validity: Validity::default(), guards, faults, egress, gone }
     }
 

@@ -48,9 +48,9 @@ pub struct CircuitBreakerSpec {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub rate_limitings: Vec<RateLimiting>,
     /// Rules on what the pods may talk to beside the API server; all must let a request pass. They hold for TCP
-    /// connections to the ports that the rules of a pod name, at any address. Connections to other ports pass. The
-    /// node's proxy enforces them. All rules that select a pod may name 32 ports, and have 16 regular expressions.
-    /// Absent or empty: the pods may talk to anything. At most 64, with distinct names.
+    /// connections to the ports that the rules of a pod name, at any address. Connections to other ports pass.
+    /// All rules that select a pod may name 32 ports, together with its FaultInjections, and have 16 regular
+    /// expressions. Absent or empty: the pods may talk to anything. At most 64, with distinct names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub traffic_intercept_rules: Vec<TrafficInterceptRule>,
@@ -93,8 +93,8 @@ pub struct RateLimiting {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_rules: Vec<ResourceRule>,
     /// The requests to other servers that are counted: those that any of the rules matches. The pods' connections to
-    /// their ports, at any address, go to the node's proxy. A connection over TLS counts as one request, and is matched
-    /// by host and port alone. A refused request gets 429; a refused connection is closed. None is held. Absent or
+    /// their ports, at any address, go to their proxy. A connection over TLS counts as one request, and is matched by
+    /// host and port alone. A refused request gets 429; a refused connection is closed. None is held. Absent or
     /// empty: none. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]

@@ -51,7 +51,10 @@ pub struct FaultInjectionSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.delay) || has(self.abort) || has(self.apiFault)")
-    .message("delay: at least one of delay, abort and apiFault is required; the fault would do nothing"))]
+    .message("delay: at least one of delay, abort and apiFault is required; the fault would do nothing"),
+    validation = Rule::new("!has(self.apiFault) || !has(self.match) || !has(self.match.httpMatch) \
+        || self.match.httpMatch.all(one, !has(one.ports) || size(one.ports) == 0)")
+        .message("apiFault: is for the API server, and cannot be beside ports in match.httpMatch, which are for others"))]
 pub struct HttpFault {
     /// The fault's name, for logs and metrics. Absent: it is called by its number, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,13 +64,14 @@ pub struct HttpFault {
     /// the request is delayed first. The delays of several faults add up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<Delay>,
-    /// Answers the request with an error, and the API server never sees it. Absent: the request goes on.
+    /// Answers the request with an error, and the server never sees it. A connection to another server over TLS is
+    /// reset instead. Absent: the request goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abort: Option<Abort>,
-    /// Does to the request what an API server does at times. Absent: nothing.
+    /// Does to the request what an API server does at times. Not beside `ports` in `match.httpMatch`. Absent: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_fault: Option<ApiFault>,
-    /// Which requests: those that any of `resources` and any of `httpMatch` match. Absent: all.
+    /// Which requests: those that any of `resources` and any of `httpMatch` match. Absent: all to the API server.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub matches: Option<FaultMatch>,
     /// When; all fields that are there must agree. Absent: always.
@@ -106,7 +110,7 @@ pub struct Delay {
     pub percent: Option<String>,
 }
 
-/// An error that the API server did not make.
+/// An error that no server made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Abort {
@@ -190,15 +194,22 @@ pub enum ApiFaultType {
     GoAway,
 }
 
-/// Which requests meet a fault: one that any of `resources` and any of `httpMatch` match; an empty list matches all.
+/// Which requests meet a fault: one that any of `resources` and any of `httpMatch` match; an empty list matches all to
+/// the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.resources) || size(self.resources) == 0 || !has(self.httpMatch) \
+    || self.httpMatch.all(one, !has(one.ports) || size(one.ports) == 0)")
+    .message("resources: are those of the API server, and cannot be beside ports in httpMatch, which are for others"))]
 pub struct FaultMatch {
-    /// Requests to the API server, of which any must match. Absent or empty: every request. At most 64.
+    /// Requests to the API server, of which any must match. Not beside `ports` in `httpMatch`. Absent or empty: every
+    /// request. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resources: Vec<FaultResources>,
-    /// Requests by their HTTP form, of which any must match. Absent or empty: every request. At most 64.
+    /// Requests by their HTTP form, of which any must match. Those without `ports` match requests to the API server,
+    /// and those with `ports` match requests to other servers. Absent or empty: every request to the API server. At
+    /// most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub http_match: Vec<HttpMatch>,
@@ -227,14 +238,16 @@ pub struct FaultResources {
     pub verbs: Vec<String>,
 }
 
-/// Requests by their HTTP form; an absent field matches all.
+/// Requests by their HTTP form; an absent field matches all. Of TLS to another server, host and port alone are seen.
+/// The other fields match any there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpMatch {
     /// The host that is talked to, without port. Absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<TextMatch>,
-    /// The path of the URL, without its query. Absent: any.
+    /// The path of the URL, without its query. That of a request to another server is compared in its normal form.
+    /// Absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<TextMatch>,
     /// The HTTP method, such as POST; `"*"` is every method. Absent: every method.
@@ -245,6 +258,19 @@ pub struct HttpMatch {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub headers: Vec<HeaderMatch>,
+    /// TCP ports of other servers than the API server, at any address. The entry then matches requests to these ports,
+    /// and none to the API server. The pods' connections to them go to their proxy, which does the fault. Not
+    /// 5441, 15001 or 15002, which are the proxy's own. All FaultInjections and CircuitBreakers that select a pod may
+    /// name 32 ports. Absent or empty: the entry matches requests to the API server only. At most 32, distinct.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend(
+            "items" = {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535},
+            "x-kubernetes-list-type" = "set"
+        )
+    )]
+    pub ports: Vec<u16>,
 }
 
 /// A text, exactly or by regular expression.
@@ -325,7 +351,8 @@ pub struct FaultInjectionStatus {
     /// A hash of the spec that the proxies should have. Absent until the manager has made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_spec_hash: Option<String>,
-    /// Accepted (valid) and Programmed (every proxy of a selected pod does the faults). Absent or empty until the
+    /// Accepted (valid) and Programmed (every proxy of a selected pod does the faults). `PathNotVisible` is there where
+    /// a fault asks for a path, a method or a header, and may meet TLS, which hides them. Absent or empty until the
     /// manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

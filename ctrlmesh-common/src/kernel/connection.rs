@@ -13,6 +13,9 @@ use super::{Address, MAX_HOST_BITS};
 /// In the place of the bits that a prefix leaves open: all of them, in either family.
 pub const ANY_ADDRESS: u8 = 128;
 
+/// Marks the answer to `SO_ORIGINAL_DST` of a connection that its port alone has led to the proxy.
+pub const BY_PORT: u32 = u32::from_be_bytes(*b"port");
+
 /// Connections to ports at any address that are open at a time, of all pods of a node.
 pub const MAX_CONNECTIONS: u32 = 65_536;
 

@@ -1,10 +1,10 @@
-//! What a pod may talk to beside the API server.
+//! What a pod talks to beside the API server.
 
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use super::Policy;
 use super::fault::{FaultError, MAX_REGEXES, whole_match};
+use super::{Policy, Redirect};
 
 /// The most ports that one pod's proxy takes connections of.
 pub const MAX_PORTS: usize = 32;
@@ -12,7 +12,7 @@ pub const MAX_PORTS: usize = 32;
 /// Any host, path or method.
 pub const ANY: &str = "*";
 
-/// The rules on what a pod talks to beside the API server.
+/// What a pod's proxy takes beside the connections to the API server, and the rules on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Egress {
@@ -160,6 +160,11 @@ impl Egress {
 }
 
 impl Policy {
+    /// Whether the pod's proxy sees anything that goes to other servers than the API server.
+    pub fn sees_other_servers(&self) -> bool {
+        self.redirect != Redirect::Nowhere || self.forward_proxy
+    }
+
     /// The TCP ports whose connections the pod's proxy takes, beside those to the API server.
     pub fn egress_ports(&self) -> &[u16] {
         self.egress().map(|egress| &egress.ports[..]).unwrap_or_default()

@@ -35,7 +35,7 @@ pub struct Fault {
     /// Requests for resources, of which any must match. Empty: every request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<RequestMatch>,
-    /// Requests by their HTTP form, of which any must match. Empty: every request.
+    /// Requests by their HTTP form, of which any must match. Empty: every request to the API server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub http: Vec<HttpMatch>,
     /// When. Absent: always.
@@ -132,6 +132,9 @@ pub struct HttpMatch {
     /// Headers that must all be there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<HeaderMatch>,
+    /// TCP ports of other servers. Empty: requests to the API server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
 }
 
 /// A text.
@@ -203,6 +206,9 @@ pub enum FaultError {
         /// As it was given.
         zone: String,
     },
+    /// What is said of the API server's resources and answers means nothing elsewhere.
+    #[error("http.ports: are not allowed beside requests and apiFault, which are for the API server")]
+    Ports,
     /// Nothing would ever arrive.
     #[error("apiFault.slowBody.bytesPerSecond: must be at least 1")]
     Speed,
@@ -223,6 +229,14 @@ impl Fault {
         })
     }
 
+    /// The same for requests to the API server only; `None` if it hits none.
+    pub fn on_api_server(&self) -> Option<Self> {
+        let http: Vec<HttpMatch> = self.http.iter().filter(|one| one.ports.is_empty()).cloned().collect();
+        // Without any match it would hit every request.
+        let hits_none = http.is_empty() && !self.http.is_empty();
+        (!hits_none).then(|| Self { http, ..self.clone() })
+    }
+
     /// Whether a proxy can do it, but for its regular expressions.
     ///
     /// # Errors
@@ -233,6 +247,10 @@ impl Fault {
         }
         if let Some(times) = self.times.as_ref().filter(|times| TimeZone::get(&times.zone).is_err()) {
             return Err(FaultError::Zone { zone: times.zone.clone() });
+        }
+        let is_for_api_server = self.api_fault.is_some() || !self.requests.is_empty();
+        if is_for_api_server && self.http.iter().any(|one| !one.ports.is_empty()) {
+            return Err(FaultError::Ports);
         }
         match self.api_fault {
             Some(ApiFault { kind: ApiFaultKind::SlowBody { bytes_per_second: 0 }, .. }) => Err(FaultError::Speed),
@@ -261,6 +279,46 @@ fn is_zero(number: &u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn fault(http: &[HttpMatch]) -> Fault {
+        Fault {
+            injection: "ops/storm".to_owned(),
+            fault: "one".to_owned(),
+            delay: None,
+            abort: Some(Abort { status: 503, share: WHOLE }),
+            api_fault: None,
+            requests: Vec::new(),
+            http: http.to_vec(),
+            times: None,
+            includes_lock: false,
+        }
+    }
+
+    fn at(ports: &[u16]) -> HttpMatch {
+        HttpMatch { ports: ports.to_vec(), ..HttpMatch::default() }
+    }
+
+    #[test]
+    fn what_is_left_for_the_api_server_never_grows() {
+        for (http, left) in
+            [(vec![], Some(0)), (vec![at(&[])], Some(1)), (vec![at(&[]), at(&[80])], Some(1)), (vec![at(&[80])], None)]
+        {
+            let fault = fault(&http);
+            assert_eq!(fault.on_api_server().map(|fault| fault.http.len()), left, "{http:?}");
+        }
+    }
+
+    #[test]
+    fn ports_beside_what_only_the_api_server_has_are_refused() {
+        let elsewhere = fault(&[at(&[]), at(&[80])]);
+        let every = || vec!["*".to_owned()];
+        let request = RequestMatch { api_groups: every(), resources: every(), verbs: every(), namespaces: every() };
+        let lost = ApiFault { kind: ApiFaultKind::AnswerLost, share: WHOLE };
+        assert_eq!(elsewhere.check(), Ok(()));
+        assert_eq!(Fault { requests: vec![request], ..elsewhere.clone() }.check(), Err(FaultError::Ports));
+        assert_eq!(Fault { api_fault: Some(lost), ..elsewhere }.check(), Err(FaultError::Ports));
+        assert_eq!(Fault { api_fault: Some(lost), ..fault(&[at(&[])]) }.check(), Ok(()));
+    }
 
     #[test]
     fn a_regular_expression_matches_the_whole_text() {

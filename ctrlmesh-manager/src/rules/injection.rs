@@ -1,10 +1,13 @@
 //! Reads a FaultInjection as the faults that it gives to pods.
 
+use std::collections::BTreeSet;
+
 use ctrlmesh_common::api::{
     self, ApiFaultType, EffectiveTime, FaultInjection, FaultResources, HttpFault, HttpMatch, TextMatch,
 };
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::policy::Fault;
+use ctrlmesh_common::policy::egress::Scheme;
 use ctrlmesh_common::policy::fault::{self, Abort, ApiFault, ApiFaultKind, Delay, HeaderMatch, Share, Times, WHOLE};
 use ctrlmesh_common::policy::guard::RequestMatch;
 use ctrlmesh_common::resource::WILDCARD;
@@ -22,6 +25,10 @@ pub struct Injection {
     pub bytes: usize,
     /// How many regular expressions they have.
     pub regexes: usize,
+    /// TCP ports of other servers that they hit requests to.
+    pub ports: BTreeSet<u16>,
+    /// The names of the faults with a path, a method or a header that TLS may hide.
+    pub hidden: Vec<String>,
 }
 
 impl From<&FaultInjection> for Injection {
@@ -34,7 +41,10 @@ impl From<&FaultInjection> for Injection {
         // Strings and numbers always serialise.
         let bytes = faults.iter().map(|fault| serde_json::to_vec(fault).unwrap_or_default().len() + 1).sum();
         let regexes = faults.iter().map(|fault| fault.regexes().count()).sum();
-        Self { selection, faults, bytes, regexes }
+        let ports = faults.iter().flat_map(|fault| &fault.http).flat_map(|http| &http.ports).copied().collect();
+        let hidden = faults.iter().filter(|fault| fault.http.iter().any(has_hidden_part));
+        let hidden = hidden.map(|fault| fault.fault.clone()).collect();
+        Self { selection, faults, bytes, regexes, ports, hidden }
     }
 }
 
@@ -98,7 +108,14 @@ fn http(spec: &HttpMatch) -> fault::HttpMatch {
         path: spec.path.as_ref().and_then(text),
         method: spec.method.clone().filter(|method| method != WILDCARD),
         headers: spec.headers.iter().map(header).collect(),
+        ports: spec.ports.clone(),
     }
+}
+
+/// Whether a request over TLS has a part that is asked for, and nobody sees. The port of HTTP in the clear has no TLS.
+fn has_hidden_part(http: &fault::HttpMatch) -> bool {
+    let asks = http.path.is_some() || http.method.is_some() || !http.headers.is_empty();
+    asks && http.ports.iter().any(|port| *port != Scheme::Http.default_port())
 }
 
 fn text(spec: &TextMatch) -> Option<fault::TextMatch> {

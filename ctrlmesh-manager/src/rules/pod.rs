@@ -53,6 +53,8 @@ pub struct Member {
     pub redirect: Redirect,
     /// Whether connections pass while no proxy takes them.
     pub fail_open: bool,
+    /// Whether it has a forward proxy.
+    pub forward_proxy: bool,
     /// ID of the sidecar's container, once it was started.
     pub container: Option<String>,
 }
@@ -177,6 +179,7 @@ impl From<&v1::Pod> for Member {
             ip: pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
             container: pod.status.as_ref().and_then(sidecar_id),
             fail_open: fails_open(pod),
+            forward_proxy: annotation_is_true(meta, annotation::FORWARD_PROXY),
         }
     }
 }
@@ -203,9 +206,7 @@ fn admitted(pod: &v1::Pod) -> Admitted {
     if spec.host_network == Some(true) || meta.namespace.as_deref() == Some(KUBE_SYSTEM) {
         return Admitted::Bypassed;
     }
-    let annotations = meta.annotations.as_ref();
-    let annotation_value = annotations.and_then(|all| all.get(annotation::INJECTED));
-    let injected = annotation_value.is_some_and(|value| value == "true") || mounts_config_map(spec, root_ca::MESH);
+    let injected = annotation_is_true(meta, annotation::INJECTED) || mounts_config_map(spec, root_ca::MESH);
     if meta.uid.is_some() && (!injected || mounts_config_map(spec, root_ca::CLUSTER)) {
         return Admitted::Bypassed;
     }
@@ -214,12 +215,14 @@ fn admitted(pod: &v1::Pod) -> Admitted {
 
 /// For an admitted pod its volumes count, which cannot change. Before admission its annotation counts.
 fn fails_open(pod: &v1::Pod) -> bool {
-    let annotations = pod.metadata.annotations.as_ref();
-    let requested = annotations.and_then(|all| all.get(annotation::FAIL_OPEN));
     match &pod.metadata.uid {
         Some(_) => pod.spec.as_ref().is_some_and(trusts_both_cas),
-        None => requested.is_some_and(|value| value == "true"),
+        None => annotation_is_true(&pod.metadata, annotation::FAIL_OPEN),
     }
+}
+
+fn annotation_is_true(meta: &ObjectMeta, key: &str) -> bool {
+    meta.annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| value == "true")
 }
 
 /// Whether the pod mounts the CAs of mesh and API server together. Only pods that may fail open get both.

@@ -20,6 +20,7 @@ use crate::status::rules_writer::RulesKind;
 use crate::status::targets::{self, MAX_PODS, Observed};
 
 mod access;
+mod refusals;
 mod division;
 mod share_size;
 
@@ -55,8 +56,11 @@ impl RulesKind for CircuitBreaker {
     fn differ_in_counts_only(before: &CircuitBreakerStatus, after: &CircuitBreakerStatus) -> bool {
         let without_counts = |status: &CircuitBreakerStatus| {
             let mut status = status.clone();
-            for one in status.target_status.iter_mut().flat_map(|target| &mut target.limiting_snapshots) {
-                (one.allowed, one.refused) = (None, None);
+            for target in &mut status.target_status {
+                for one in &mut target.limiting_snapshots {
+                    (one.allowed, one.refused) = (None, None);
+                }
+                refusals::without_counts(&mut target.intercept_snapshots);
             }
             status.shares.iter_mut().for_each(|share| share.objects = 0);
             status
@@ -67,7 +71,9 @@ impl RulesKind for CircuitBreaker {
     }
 
     fn events(before: &CircuitBreakerStatus, after: &CircuitBreakerStatus) -> Vec<EventNote> {
-        transitions(before, after)
+        let mut events = transitions(before, after);
+        events.extend(refusals::events(&before.target_status, &after.target_status));
+        events
     }
 }
 
@@ -83,6 +89,7 @@ fn of(cached: &CachedBreaker, observed: Observed<'_>) -> CircuitBreakerStatus {
     let status = |target: &Target<'_>| BreakerTargetStatus {
         target: target.status(hash.as_ref()),
         limiting_snapshots: snapshots(target, object, read, observed.now),
+        intercept_snapshots: refusals::snapshots(target, object, read),
     };
     let mut target_status: Vec<BreakerTargetStatus> = targets.iter().map(status).collect();
     let open = opened(&target_status);
@@ -153,10 +160,12 @@ fn snapshots(target: &Target<'_>, object: &CircuitBreaker, read: &Breaker, now: 
     let of_rule = |rule: &str| {
         let before = target.before.and_then(|before| before.limiting_snapshots.iter().find(|one| one.name == rule));
         let Some(receipt) = target.receipt else { return before.cloned() };
-        let state = receipt.guards.iter().find(|one| one.breaker == read.selection.name && one.rule == rule);
+        let is_its = |one: &&GuardState| one.breaker == read.selection.name && one.rule == rule;
+        let state = receipt.guards.iter().filter(|one| one.last_refused.is_empty()).find(is_its);
         state.map_or_else(|| before.cloned(), |state| Some(snapshot(state, before, now)))
     };
-    let rules = object.spec.rate_limitings.iter().filter(|rule| !rule.resource_rules.is_empty());
+    let rules = object.spec.rate_limitings.iter();
+    let rules = rules.filter(|rule| !rule.resource_rules.is_empty() || !rule.rest_rules.is_empty());
     rules.filter_map(|rule| of_rule(&rule.name)).collect()
 }
 
@@ -194,6 +203,7 @@ fn bound(targets: &mut Vec<BreakerTargetStatus>) {
             target.limiting_snapshots.sort_by_key(is_closed);
             target.limiting_snapshots.truncate(of_each);
         }
+        target.intercept_snapshots.truncate(of_each / 2);
     }
 }
 

@@ -270,8 +270,12 @@ impl Interceptor {
     /// another nothing, unless it fails closed and a table is full.
     fn settle(&mut self, slot: Slot, cgroup: &Cgroup, pod: &Attach, known: Option<&Record>) -> Result<Slot, Error> {
         let state = known.map_or(State::Claimed, |record| record.state);
+        let by_port = pod.targets.list.iter().any(|target| target.is_any_address());
+        if by_port {
+            self.register.pins.set_by_port(slot)?;
+        }
         let whole = match known {
-            Some(record) => self.has_these(record)?,
+            Some(record) => self.has_these(&Record { by_port: by_port || record.by_port, ..record.clone() })?,
             None => false,
         };
         if known.is_some_and(|record| record.cgroup.path != cgroup.path) {

@@ -77,16 +77,16 @@ impl Targets {
         Self { name: self.name.clone(), list }
     }
 
-    /// These, and `ports` at any address, as many as there is room for. They have a name of their own.
+    /// These, and those of one pod, as many as there is room for. They have a name of their own.
     #[must_use]
-    pub fn and_ports(&self, ports: &[u16]) -> Self {
+    pub fn and_of_pod(&self, more: &[Target]) -> Self {
         let mut all = self.clone();
-        for port in ports {
+        for target in more {
             if all.list.len() < MOST {
-                all.list.push(Target::any_address(*port));
+                all.list.push(*target);
             }
             // Writing to a text never fails.
-            let _written = write!(all.name, " *:{port}");
+            let _written = write!(all.name, " {target}");
         }
         all
     }
@@ -109,8 +109,21 @@ impl Target {
         Self { address: Address::default(), host_bits: ANY_ADDRESS, port }
     }
 
+    /// Whether it is a port at any address.
+    pub(crate) fn is_any_address(self) -> bool {
+        self.host_bits == ANY_ADDRESS
+    }
+
+    /// Whether connections to `address` are of this target.
+    pub fn covers(self, address: SocketAddr) -> bool {
+        if self.port != address.port() {
+            return false;
+        }
+        self.is_any_address() || Address::from(reached(address.ip())).with_host(self.host_bits, 0) == self.address
+    }
+
     /// Whether it is an address that connections are redirected to.
-    pub(crate) fn is_reserved(self) -> bool {
+    pub fn is_reserved(self) -> bool {
         kernel::is_reserved(self.address)
     }
 
@@ -176,7 +189,7 @@ impl FromStr for Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host_bits == ANY_ADDRESS {
+        if self.is_any_address() {
             return write!(f, "*:{}", self.port);
         }
         let ip = IpAddr::from(self.address);
@@ -237,13 +250,33 @@ mod tests {
     }
 
     #[test]
+    fn a_target_covers_what_the_kernel_redirects() {
+        for (target, address, expected) in [
+            ("10.96.0.1:443", "10.96.0.1:443", true),
+            ("10.96.0.1:443", "[::ffff:10.96.0.1]:443", true),
+            ("10.96.0.1:443", "10.96.0.1:6443", false),
+            ("10.96.0.1:443", "10.96.0.2:443", false),
+            ("10.96.0.0/12:443", "10.111.255.255:443", true),
+            ("10.96.0.0/12:443", "10.112.0.0:443", false),
+            ("[fd00::/108]:443", "[fd00::f:ffff]:443", true),
+            ("[fd00::/108]:443", "[fd00::10:0]:443", false),
+            ("127.0.0.1:443", "0.0.0.0:443", true),
+            ("*:443", "192.0.2.1:443", true),
+            ("*:443", "192.0.2.1:80", false),
+        ] {
+            let target: Target = target.parse().unwrap();
+            assert_eq!(target.covers(address.parse().unwrap()), expected, "{target} {address}");
+        }
+    }
+
+    #[test]
     fn targets_with_other_ports_have_another_name() {
         let told = Targets { name: "t".to_owned(), list: vec!["10.96.0.1:443".parse().unwrap()] };
-        assert_eq!(told.and_ports(&[]), told);
-        let more = told.and_ports(&[443, 80]);
-        assert_eq!(more.name, "t *:443 *:80");
+        assert_eq!(told.and_of_pod(&[]), told);
+        let more = told.and_of_pod(&["*:443", "127.0.0.1:15002"].map(|one| one.parse().unwrap()));
+        assert_eq!(more.name, "t *:443 127.0.0.1:15002");
         let list: Vec<String> = more.list.iter().map(ToString::to_string).collect();
-        assert_eq!(list, ["10.96.0.1:443", "*:443", "*:80"]);
+        assert_eq!(list, ["10.96.0.1:443", "*:443", "127.0.0.1:15002"]);
     }
 
     #[test]

@@ -9,12 +9,17 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use regex::Regex;
 
+use crate::egress::Target;
 use crate::guard::matches;
 use crate::request::RequestInfo;
 use crate::rewrite::status::Status;
 
 mod answer;
 mod times;
+mod egress;
+
+pub use egress::EgressRequest;
+use egress::EgressRule;
 
 /// The faults of one pod.
 #[derive(Debug, Default)]
@@ -25,7 +30,9 @@ pub struct Faults {
 #[derive(Debug)]
 struct Rule {
     fault: Fault,
+    /// Those of requests to the API server.
     http: Vec<HttpRule>,
+    egress: Vec<EgressRule>,
     /// Of the times, where there are any.
     zone: TimeZone,
 }
@@ -44,7 +51,7 @@ enum TextRule {
     Regex(Regex),
 }
 
-/// A request, as faults match it.
+/// A request to the API server, as faults match it.
 #[derive(Clone, Copy)]
 pub struct FaultyRequest<'a> {
     pub info: &'a RequestInfo<'a>,
@@ -62,7 +69,7 @@ pub struct FaultyRequest<'a> {
 pub struct Effects {
     /// How long it waits, in nanoseconds.
     pub delay: u64,
-    /// The answer, where the API server does not see the request.
+    /// The answer, where the server does not see the request.
     pub answer: Option<Box<Status>>,
     /// What is done to the API server's answer.
     pub on_answer: Vec<ApiFaultKind>,
@@ -113,18 +120,11 @@ impl Faults {
         rules.any(|rule| rule.fault.times.is_some())
     }
 
-    /// What `request` meets `now`; `dice` gives a number below [`WHOLE`].
+    /// What a request to the API server meets `now`; `dice` gives a number below [`WHOLE`].
     pub fn effects(&self, request: FaultyRequest<'_>, now: Timestamp, dice: &mut dyn FnMut() -> Share) -> Effects {
         let mut effects = Effects::default();
         for (at, rule) in self.rules.iter().enumerate().filter(|(_, rule)| rule.is_met(request, now)) {
-            if let Some(delay) = rule.fault.delay.filter(|delay| is_hit(delay.share, dice)) {
-                let jitter = u128::from(delay.jitter_nanoseconds) * u128::from(dice()) / u128::from(WHOLE);
-                let jitter = u64::try_from(jitter).unwrap_or(u64::MAX);
-                effects.delay = effects.delay.saturating_add(delay.nanoseconds).saturating_add(jitter);
-                effects.hits.push(Hit { rule: at, what: What::Delay });
-            }
-            if let Some(abort) = rule.fault.abort.filter(|abort| is_hit(abort.share, dice)) {
-                effects.answer_with(at, What::Abort, answer::aborted(&rule.fault, abort.status, request.info));
+            if effects.delay_or_abort(at, &rule.fault, request.info.verb(), dice) {
                 break;
             }
             let fault = rule.fault.api_fault.filter(|fault| can_meet(fault.kind, request.info));
@@ -138,9 +138,45 @@ impl Faults {
         }
         effects
     }
+
+    /// What goes to another server meets `now`: delays and aborts.
+    pub fn egress_effects(
+        &self,
+        request: EgressRequest<'_>,
+        now: Timestamp,
+        dice: &mut dyn FnMut() -> Share,
+    ) -> Effects {
+        let mut effects = Effects::default();
+        if self.rules.iter().all(|rule| rule.egress.is_empty()) {
+            return effects;
+        }
+        let target = Target::new(&request.visible);
+        let matches = |rule: &Rule| rule.egress.iter().any(|egress| egress.matches(&target, request.has_header));
+        let met = self.rules.iter().enumerate().filter(|(_, rule)| matches(rule) && rule.is_time(now));
+        for (at, rule) in met {
+            if effects.delay_or_abort(at, &rule.fault, "", dice) {
+                break;
+            }
+        }
+        effects
+    }
 }
 
 impl Effects {
+    /// Adds what a fault does before any server sees the request, and says whether the fault ends it. `verb` is that of
+    /// the API.
+    fn delay_or_abort(&mut self, rule: usize, fault: &Fault, verb: &str, dice: &mut dyn FnMut() -> Share) -> bool {
+        if let Some(delay) = fault.delay.filter(|delay| is_hit(delay.share, dice)) {
+            let jitter = u128::from(delay.jitter_nanoseconds) * u128::from(dice()) / u128::from(WHOLE);
+            let jitter = u64::try_from(jitter).unwrap_or(u64::MAX);
+            self.delay = self.delay.saturating_add(delay.nanoseconds).saturating_add(jitter);
+            self.hits.push(Hit { rule, what: What::Delay });
+        }
+        let Some(abort) = fault.abort.filter(|abort| is_hit(abort.share, dice)) else { return false };
+        self.answer_with(rule, What::Abort, answer::aborted(fault, abort.status, verb));
+        true
+    }
+
     /// There is no answer of the API server then.
     fn answer_with(&mut self, rule: usize, what: What, answer: Status) {
         self.on_answer.clear();
@@ -187,16 +223,18 @@ fn can_meet(kind: ApiFaultKind, info: &RequestInfo<'_>) -> bool {
 impl Rule {
     fn new(fault: &Fault) -> Result<Self, FaultError> {
         fault.check()?;
-        let http = fault.http.iter().map(HttpRule::new).collect::<Result<_, _>>()?;
+        let (of_api, elsewhere) = fault.http.iter().partition::<Vec<_>, _>(|one| one.ports.is_empty());
+        let http = of_api.into_iter().map(HttpRule::new).collect::<Result<_, _>>()?;
+        let egress = elsewhere.into_iter().map(EgressRule::new).collect::<Result<_, _>>()?;
         let zone = fault.times.as_ref().and_then(|times| TimeZone::get(&times.zone).ok());
-        Ok(Self { fault: fault.clone(), http, zone: zone.unwrap_or(TimeZone::UTC) })
+        Ok(Self { fault: fault.clone(), http, egress, zone: zone.unwrap_or(TimeZone::UTC) })
     }
 
     fn is_met(&self, request: FaultyRequest<'_>, now: Timestamp) -> bool {
-        let Fault { requests, includes_lock, .. } = &self.fault;
+        let Fault { requests, http, includes_lock, .. } = &self.fault;
         (*includes_lock || !request.is_for_lock)
             && (requests.is_empty() || matches(requests, request.info))
-            && (self.http.is_empty() || self.http.iter().any(|http| http.matches(request)))
+            && (http.is_empty() || self.http.iter().any(|http| http.matches(request)))
             && self.is_time(now)
     }
 

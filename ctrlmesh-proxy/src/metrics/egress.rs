@@ -22,6 +22,8 @@ pub enum EgressProtocol {
     Http1,
     Http2,
     Tls,
+    /// It is a client of the forward proxy.
+    Forward,
     Other,
 }
 
@@ -40,7 +42,7 @@ impl EgressMetrics {
         let metrics = Self::default();
         let help = "Connections to other servers than the API server, by what the client speaks";
         registry.register("egress_connections", help, metrics.connections.clone());
-        let help = "Requests, and connections without HTTP, that a trafficInterceptRule refused, by rule";
+        let help = "Requests, and connections without HTTP, that were refused, by trafficInterceptRule or reason";
         registry.register("egress_refused", help, metrics.refused.clone());
         let help = "Connections to other servers that could not be opened";
         registry.register("egress_failed", help, metrics.failed.clone());
@@ -50,6 +52,11 @@ impl EgressMetrics {
     /// Counts a client's connection.
     pub fn connected(&self, protocol: EgressProtocol) {
         self.connections.get_or_create(&ProtocolLabels { protocol: protocol.name() }).inc();
+    }
+
+    /// Counts what is refused whatever the rules say.
+    pub fn refused_without_rule(&self, reason: &'static str) {
+        self.refused.get_or_create_owned(&RuleLabels { rule: reason.to_owned() }).inc();
     }
 
     /// Counts what `NAMESPACE/BREAKER/RULE` refused.
@@ -70,6 +77,7 @@ impl EgressProtocol {
             Self::Http1 => "http1",
             Self::Http2 => "http2",
             Self::Tls => "tls",
+            Self::Forward => "forward",
             Self::Other => "other",
         }
     }

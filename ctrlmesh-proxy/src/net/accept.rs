@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ctrlmesh_common::names::port;
 use ctrlmesh_runtime::sync::lock;
 use nix::sys::socket;
 use nix::sys::socket::sockopt;
@@ -37,6 +38,12 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// A connection counts as dead when sent bytes stay unacknowledged for longer.
 const UNACKNOWLEDGED_MILLISECONDS: u32 = 60_000;
 
+/// Where pods find their forward proxy.
+pub const FORWARD_ADDRESSES: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port::PROXY_FORWARD),
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), port::PROXY_FORWARD),
+];
+
 /// The pod of a connection, as the kernel tells it: an index into the node's enrolled pods.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PodSlot(pub u16);
@@ -47,8 +54,18 @@ pub struct Origin {
     pub pod: Option<PodSlot>,
     /// The destination before the kernel redirected the connection.
     pub destination: Option<SocketAddr>,
-    /// Whether the kernel redirected it for its port alone, so that it is not meant for the API server.
-    pub by_port: bool,
+    pub purpose: Purpose,
+}
+
+/// What a connection is meant for.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Purpose {
+    #[default]
+    ApiServer,
+    /// The kernel redirected it for its port alone.
+    OtherServer,
+    /// It says itself where it goes.
+    ForwardProxy,
 }
 
 /// A connection on its way to a serving thread.
@@ -165,12 +182,12 @@ impl Drop for PodConnectionGuard {
 }
 
 impl Acceptor {
-    /// Accepts until shutdown. `origin` gets a connection's local address and its client's; connections without an
+    /// Accepts until shutdown. `origin` gets a connection, its local address and its client's; connections without an
     /// origin are closed.
     pub async fn run(
         self,
         listener: TcpListener,
-        origin: impl Fn(SocketAddr, SocketAddr) -> Option<Origin> + Send,
+        origin: impl Fn(&tokio::net::TcpStream, SocketAddr, SocketAddr) -> Option<Origin> + Send,
         drain: Drain,
     ) {
         loop {
@@ -195,7 +212,7 @@ impl Acceptor {
         &self,
         stream: tokio::net::TcpStream,
         client: SocketAddr,
-        origin: &impl Fn(SocketAddr, SocketAddr) -> Option<Origin>,
+        origin: &impl Fn(&tokio::net::TcpStream, SocketAddr, SocketAddr) -> Option<Origin>,
     ) {
         self.metrics.accepted.inc();
         let open: usize = self.threads.iter().map(|thread| thread.open.load(Ordering::Relaxed)).sum();
@@ -206,7 +223,7 @@ impl Acceptor {
         let Some(thread) = self.threads.iter().min_by_key(|thread| thread.open.load(Ordering::Relaxed)) else {
             return;
         };
-        let Some(origin) = stream.local_addr().ok().and_then(|own| origin(own, client)) else {
+        let Some(origin) = stream.local_addr().ok().and_then(|own| origin(&stream, own, client)) else {
             self.metrics.client_error(ClientError::NoDestination);
             return;
         };
@@ -256,7 +273,7 @@ mod tests {
     async fn listen(acceptor: &Acceptor, pod: Option<PodSlot>, drain: &Drain) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let origin = move |_, _| Some(Origin { pod, destination: None, by_port: false });
+        let origin = move |_: &_, _, _| Some(Origin { pod, ..Origin::default() });
         drain.spawn(acceptor.clone().run(listener, origin, drain.clone()));
         address
     }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::network::{self, NetworkId};
 use super::pod_list::Pod;
 use ctrlmesh_intercept::cgroup::Cgroup;
-use ctrlmesh_intercept::{Attach, Slot};
+use ctrlmesh_intercept::{Attach, Slot, Target};
 
 /// A pod that waits for less is not logged: its container is only being started.
 const GRACE_PERIOD: Duration = Duration::from_secs(2);
@@ -21,10 +21,10 @@ pub(super) struct EnrolledPod {
     pub(super) cgroup: Cgroup,
     /// How it is attached.
     pub(super) attach: Attach,
-    /// The ports of it that are redirected at any address.
-    pub(super) ports: Vec<u16>,
-    /// Ports that could not be redirected, so that it is logged once.
-    pub(super) refused_ports: Option<Vec<u16>>,
+    /// What is redirected beside connections to the API server.
+    pub(super) targets: Vec<Target>,
+    /// What could not be redirected, so that it is logged once.
+    pub(super) refused: Option<Vec<Target>>,
     pub(super) slot: Slot,
     pub(super) serving: Option<Serving>,
 }

@@ -14,7 +14,7 @@ use ctrlmesh_runtime::sync::{read, write};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::net::accept::{Acceptor, Origin, PodSlot};
+use crate::net::accept::{Acceptor, FORWARD_ADDRESSES, Origin, PodSlot, Purpose};
 use ctrlmesh_intercept::listener::{self, Namespace};
 use ctrlmesh_intercept::namespaces::{self, Namespaces};
 use ctrlmesh_intercept::{Error, Originals, Slot};
@@ -148,7 +148,7 @@ impl Network {
     fn accept(&mut self, acceptor: Acceptor, originals: &Arc<Originals>, drain: &Drain) {
         let Some(listener) = self.waiting.take() else { return };
         let (originals, pods) = (originals.clone(), self.pods.clone());
-        let origin = move |own, client| origin(&originals, &pods, own, client);
+        let origin = move |_: &_, own, client| origin(&originals, &pods, own, client);
         let (accepting, stopped) = (acceptor.run(listener, origin, drain.clone()), self.stop.clone());
         drain.spawn(async move {
             stopped.run_until_cancelled(accepting).await;
@@ -175,6 +175,10 @@ fn origin(originals: &Originals, pods: &RwLock<HashSet<Slot>>, own: SocketAddr, 
     is_ours.then(|| Origin {
         pod: Some(PodSlot(original.slot.get())),
         destination: Some(original.target),
-        by_port: original.by_port,
+        purpose: match original.target {
+            _ if original.by_port => Purpose::OtherServer,
+            target if FORWARD_ADDRESSES.contains(&target) => Purpose::ForwardProxy,
+            _ => Purpose::ApiServer,
+        },
     })
 }

@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ctrlmesh_common::policy::{Policy, Redirect};
+use ctrlmesh_intercept::Target;
 use tokio_util::sync::CancellationToken;
 
 use super::error::NotServed;
 use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
 use crate::metrics::Metrics;
+use crate::net::accept::FORWARD_ADDRESSES;
 use crate::policy::file_poll::FilePoll;
 use crate::policy::subscription::{self, PodSubscription, Publications, Subscription};
 use crate::policy::{self, PodPolicies, Validity};
@@ -101,17 +103,15 @@ impl PodSource {
         }
     }
 
-    /// The ports that the policy of a pod of the list names, as far as it is known already. They are redirected from
-    /// the moment at which the pod is attached.
-    pub(super) fn ports(&self, pod: &Pod) -> Vec<u16> {
-        let ports = |policy: &Policy| policy.egress_ports().to_vec();
+    /// What the policy of a pod of the list has redirected beside connections to the API server, as far as it is known
+    /// already: from the moment at which the pod is attached.
+    pub(super) fn targets(&self, pod: &Pod) -> Vec<Target> {
         match (self, &pod.policy) {
-            _ if pod.served_by != ServedBy::Node => Vec::new(),
             (Self::Manager(followed), _) => {
-                followed.policies.borrow().get(&pod.name).map(|one| ports(&one.policy)).unwrap_or_default()
+                followed.policies.borrow().get(&pod.name).map(|one| targets(&one.policy)).unwrap_or_default()
             }
             // One that cannot be read is reported where the pod is served by it.
-            (Self::File(_), Some(source)) => policy::load(source).map(|policy| ports(&policy)).unwrap_or_default(),
+            (Self::File(_), Some(source)) => policy::load(source).map(|policy| targets(&policy)).unwrap_or_default(),
             (Self::File(_), None) => Vec::new(),
         }
     }
@@ -135,6 +135,14 @@ impl PodSource {
         let policy = policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?;
         Ok(PodSubscription { policy, publish: Publications::default(), validity: Validity::default() })
     }
+}
+
+/// What a policy has redirected beside connections to the API server. A sidecar itself listens for clients of its
+/// forward proxy.
+pub(super) fn targets(policy: &Policy) -> Vec<Target> {
+    let ports = policy.egress_ports().iter().copied().map(Target::any_address);
+    let forward = FORWARD_ADDRESSES.into_iter().filter(|_| policy.forward_proxy && policy.redirect == Redirect::Node);
+    ports.chain(forward.map(Target::exact)).collect()
 }
 
 /// The pods whose connections the node redirects, by the manager's list.

@@ -6,6 +6,7 @@
 //! list, is released.
 
 mod targets;
+mod serving;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,24 +16,20 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::{task, time};
-use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::cgroup_watch::CgroupWatch;
-use super::enrolled_pod::{Complaint, EnrolledPod, NodeServing, Serving};
+use super::enrolled_pod::{Complaint, EnrolledPod};
 use super::error::{NodeError, NotServed, warn_of};
 use super::heartbeat::HeartbeatThread;
-use super::network::{self, InheritedListener, NetworkId, Networks};
+use super::network::{InheritedListener, Networks};
 use super::pod_list::{CgroupLocation, Pod, ServedBy};
 use super::pod_source::{PodSource, Source};
-use super::restart::Restart;
-use crate::egress::PodEgress;
 use crate::metrics::Metrics;
 use crate::net::accept::{Acceptor, PodSlot};
 use crate::policy::{self, PodName};
 use crate::session::ServedPod;
 use ctrlmesh_intercept::cgroup::Hierarchy;
-use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_intercept::{Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::telemetry;
@@ -67,7 +64,7 @@ pub(super) struct Reconciler {
     /// The targets of the command line.
     configured_targets: Targets,
     /// The same, with the API server's other addresses.
-    targets: Targets,
+    targets: watch::Sender<Targets>,
     interceptor: Interceptor,
     heartbeat: HeartbeatThread,
     hierarchy: Hierarchy,
@@ -117,7 +114,7 @@ impl Reconciler {
             pod_source,
             wanted: Arc::new(wanted),
             configured_targets: targets.clone(),
-            targets,
+            targets: watch::Sender::new(targets),
             interceptor,
             heartbeat,
             cgroup_watch: CgroupWatch::new(hierarchy.mount()),
@@ -197,7 +194,7 @@ impl Reconciler {
                 task::yield_now().await;
             }
         }
-        self.follow_ports();
+        self.follow_targets();
         self.forget_connections();
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
         if self.needs_cleanup && self.pod_source.is_whole() {
@@ -249,43 +246,6 @@ impl Reconciler {
         }
     }
 
-    /// Attaches a pod, if it is not attached yet, and takes its connections.
-    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), NotServed> {
-        let slot = match self.pods.get(&pod.name) {
-            Some(enrolled) => enrolled.slot,
-            None => self.enrol(pod, found)?,
-        };
-        let (serving, begun) = match &pod.served_by {
-            ServedBy::Sidecar { container: None } => return Err(NotServed::NoSidecar),
-            ServedBy::Sidecar { .. } => (Serving::Sidecar, Ok(())),
-            ServedBy::Node => {
-                let (file, network) = self.network(pod)?;
-                let serving = NodeServing { network, file, gone: CancellationToken::new() };
-                let begun = self.begin(pod, slot, &serving);
-                (Serving::Node(serving), begun)
-            }
-        };
-        if begun.is_err() {
-            self.end(slot, Some(serving));
-        } else if let Some(enrolled) = self.pods.get_mut(&pod.name) {
-            enrolled.serving = Some(serving);
-        }
-        begun
-    }
-
-    /// The network namespace of a pod that is enrolled.
-    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), NotServed> {
-        if let Some(file) = &pod.network {
-            let id = NetworkId::of(file).map_err(NotServed::Network)?;
-            return Ok((file.clone(), id));
-        }
-        let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
-        let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
-        // The oldest process's: a later one may have entered a namespace of its own.
-        let found = found.into_iter().next().map(|(id, file)| (file, id));
-        found.ok_or_else(|| unseen.map_or(NotServed::NoNetwork, NotServed::Network))
-    }
-
     fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, NotServed> {
         let cgroup = match &pod.place {
             CgroupLocation::Cgroup(path) => self.hierarchy.cgroup(path)?,
@@ -307,66 +267,22 @@ impl Reconciler {
                 (ListenerCheck::Port, None)
             }
         };
-        let ports = self.pod_source.ports(pod);
+        let targets = self.pod_source.targets(pod);
         let attach = Attach {
             cgroup: cgroup.path.clone(),
             except,
-            targets: self.targets.and_ports(&ports),
+            targets: self.targets.borrow().and_of_pod(&targets),
             port: self.networks.port,
             fail_open: pod.fail_open,
             listener,
             heartbeat,
             report: false,
         };
+        let (attach, targets) = self.answerable(pod, attach, targets);
         let slot = self.interceptor.attach(&attach)?;
-        let enrolled =
-            EnrolledPod { pod: pod.clone(), cgroup, attach, ports, refused_ports: None, slot, serving: None };
+        let enrolled = EnrolledPod { pod: pod.clone(), cgroup, attach, targets, refused: None, slot, serving: None };
         self.pods.insert(pod.name.clone(), enrolled);
         Ok(slot)
-    }
-
-    /// Takes a pod's connections: publishes its policy, accepts at its listener, then has the kernel redirect there.
-    fn begin(
-        &mut self,
-        pod: &Pod,
-        slot: Slot,
-        NodeServing { network, file, gone }: &NodeServing,
-    ) -> Result<(), NotServed> {
-        let subscription = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
-        let history = pod.history(self.state.as_deref());
-        let cgroup = self.pods.get(&pod.name).map(|enrolled| enrolled.cgroup.path.clone());
-        let restart = Restart::new(pod, cgroup, &history, &self.metrics);
-        let policy = restart.follow(subscription.policy, &self.drain, gone)?;
-        let served = pod.served(policy, history, self.state.as_deref(), &self.metrics, gone);
-        let egress = PodEgress::new(served.policy.clone(), Some(Namespace::open(file)?), &self.metrics);
-        let served = ServedPod { validity: subscription.validity, egress, ..served };
-        served.settle(self.write_drain_timeout, subscription.publish, &self.drain);
-        self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
-        let listener = self.networks.join(*network, file, slot)?;
-        self.interceptor.beat(u32::from(slot.get()))?;
-        self.heartbeat.join(slot);
-        if let Some(listener) = listener {
-            self.interceptor.listen(slot, listener)?;
-        }
-        // Where that fails, the pod goes on over IPv4.
-        let native = Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
-        if let Err(error) = native {
-            info!(pod = %pod.name, error = &error as &dyn std::error::Error, "no IPv6 of our own");
-        }
-        Ok(())
-    }
-
-    /// Stops taking a pod's connections, and ends the open ones.
-    fn end(&mut self, slot: Slot, serving: Option<Serving>) {
-        let Some(Serving::Node(NodeServing { network, gone, .. })) = serving else { return };
-        self.heartbeat.leave(slot);
-        self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
-        self.networks.leave(network, slot);
-        gone.cancel();
-    }
-
-    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, ServedPod>)) {
-        self.served.send_modify(|pods| change(Arc::make_mut(pods)));
     }
 
     /// Detaches pods that are gone, and those of a former process that are not on the list.

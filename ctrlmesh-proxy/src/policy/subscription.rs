@@ -88,7 +88,7 @@ pub struct Subscription {
     pub policies: watch::Receiver<Arc<PodPolicies>>,
     /// Whether the manager has sent everything once. Before that, it may know of more pods.
     pub whole: watch::Receiver<bool>,
-    /// The API server's addresses beside the configured ones; always empty in a sidecar.
+    /// The API server's addresses beside the configured ones; the manager tells them.
     pub servers: watch::Receiver<Arc<[SocketAddr]>>,
     /// A policy is acknowledged once it is settled.
     pub settled: SettledPolicies,

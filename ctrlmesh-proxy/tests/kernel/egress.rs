@@ -10,6 +10,9 @@ use crate::harness::until;
 use crate::operators::served;
 
 mod bed;
+mod names;
+mod forward;
+mod faults;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_in_the_clear_pass_or_are_refused_one_by_one() {

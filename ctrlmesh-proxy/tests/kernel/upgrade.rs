@@ -21,7 +21,8 @@ pub(crate) fn linked(path: &Path) -> (u32, u32) {
 fn attached(cgroup: &Path) -> (usize, usize) {
     let mut command = Command::new("bpftool");
     let output = command.args(["--json", "cgroup", "show"]).arg(cgroup).output().unwrap();
-    let programs: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    // It prints nothing where there is none.
+    let programs: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
     let kinds: BTreeSet<_> = programs.iter().map(|program| &program["attach_type"]).map(ToString::to_string).collect();
     (programs.len(), kinds.len())
 }
@@ -165,7 +166,9 @@ fn a_missing_hook_is_attached_again_when_the_loader_starts() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
-    let slot = interceptor.attach(&bed.attach(&pod)).unwrap();
+    let mut attach = bed.attach(&pod);
+    attach.targets = attach.targets.and_of_pod(&["*:8443".parse().unwrap()]);
+    let slot = interceptor.attach(&attach).unwrap();
     let address: SocketAddr = "10.96.0.1:9443".parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
     interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
@@ -182,6 +185,30 @@ fn a_missing_hook_is_attached_again_when_the_loader_starts() {
     }
     let _target = bed.target(TARGET);
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
+}
+
+#[test]
+fn the_end_of_sockets_is_looked_at_only_in_pods_that_have_a_port_at_any_address() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let mut interceptor = bed.interceptor();
+    let mut attach = bed.attach(&pod);
+    let slot = interceptor.attach(&attach).unwrap();
+    let pin = bed.pins().join(format!("pods/{slot}/sock_release"));
+    assert!(!pin.exists() && attached(&pod) == (4, 4));
+    let without = attach.targets.clone();
+    attach.targets = without.and_of_pod(&["*:8443".parse().unwrap()]);
+    assert_eq!(interceptor.attach(&attach).unwrap(), slot);
+    assert!(pin.exists());
+    until("each hook is there once", || attached(&pod) == (5, 5));
+    // Connections of before may still be open.
+    attach.targets = without;
+    interceptor.attach(&attach).unwrap();
+    assert!(pin.exists());
+    interceptor.upgrade().unwrap();
+    until("each hook is there once", || attached(&pod) == (5, 5));
+    interceptor.detach(&pod).unwrap();
+    until("no hook is there", || attached(&pod) == (0, 0));
 }
 
 #[test]
@@ -334,7 +361,7 @@ fn the_next_loader_mends_what_a_crashed_one_left() {
     let _proxy = bed.enrol(&mut interceptor, &bed.attach(&pod));
     interceptor.sweep().unwrap();
     let hooks = &interceptor.status().unwrap().attachments[0].hooks;
-    assert_eq!(hooks.len(), 5, "{hooks:?}");
+    assert_eq!(hooks.len(), 4, "{hooks:?}");
     assert!(!folder.join("connect4-next").exists() && !bed.pins().join("pods/77").exists());
     assert_eq!(bed.connect(&pod, TARGET, "blocking").answer, format!("proxy {slot} {TARGET}"));
 }

@@ -10,6 +10,7 @@ mod connections;
 mod counted;
 mod faults;
 mod fence;
+mod forward;
 mod forwarding;
 mod guards;
 mod limits;

@@ -2,6 +2,8 @@
 //
 //	probe serve [ADDRESS]      answers every request with the name of the pod
 //	probe get URL [CA TOKEN]   prints what a server answers, fails unless that is 200
+//	probe through PROXY URL [CA TOKEN]
+//	                           does the same through a forward proxy
 //	probe cat FILE             prints a file
 //	probe dns ADDRESS          answers as the DNS server of a cluster does
 //	probe knock ADDRESS CA     makes one TLS connection after another, and answers at :8080 what came of it
@@ -15,6 +17,7 @@ import (
 	"io"
 	"log"
 	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"strings"
@@ -36,7 +39,9 @@ func run(arguments []string) error {
 	case len(arguments) == 2 && arguments[0] == "get":
 		return get(http.DefaultTransport, arguments[1], "")
 	case len(arguments) == 4 && arguments[0] == "get":
-		return getTrusting(arguments[1], arguments[2], arguments[3])
+		return getTrusting(&http.Transport{}, arguments[1], arguments[2], arguments[3])
+	case len(arguments) >= 3 && arguments[0] == "through":
+		return through(arguments[1], arguments[2:])
 	case len(arguments) == 2 && arguments[0] == "cat":
 		return cat(arguments[1])
 	case len(arguments) == 2 && arguments[0] == "dns":
@@ -44,7 +49,7 @@ func run(arguments []string) error {
 	case len(arguments) == 3 && arguments[0] == "knock":
 		return knock(arguments[1], arguments[2], ":8080")
 	default:
-		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | cat FILE | dns ADDRESS | knock ADDRESS CA")
+		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | through PROXY URL [CA TOKEN] | cat FILE | dns ADDRESS | knock ADDRESS CA")
 	}
 }
 
@@ -72,7 +77,19 @@ func serve(address string) error {
 	}
 }
 
-func getTrusting(url, ca, token string) error {
+func through(proxy string, arguments []string) error {
+	at, err := url.Parse(proxy)
+	if err != nil {
+		return err
+	}
+	transport := &http.Transport{Proxy: http.ProxyURL(at)}
+	if len(arguments) == 3 {
+		return getTrusting(transport, arguments[0], arguments[1], arguments[2])
+	}
+	return get(transport, arguments[0], "")
+}
+
+func getTrusting(transport *http.Transport, url, ca, token string) error {
 	pem, err := os.ReadFile(ca)
 	if err != nil {
 		return err
@@ -85,7 +102,7 @@ func getTrusting(url, ca, token string) error {
 	if !roots.AppendCertsFromPEM(pem) {
 		return fmt.Errorf("%s: no certificate", ca)
 	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
+	transport.TLSClientConfig = &tls.Config{RootCAs: roots}
 	return get(transport, url, strings.TrimSpace(string(bearer)))
 }
 

@@ -174,7 +174,7 @@ async fn begin(setup: Setup, metrics: Arc<Metrics>, drain: &Drain) -> Result<Vec
     let acceptor = Acceptor { threads, max_connections, per_pod, metrics };
     setup.listener.set_nonblocking(true).map_err(RunError::Start)?;
     let listener = tokio::net::TcpListener::from_std(setup.listener).map_err(RunError::Start)?;
-    drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), drain.clone()));
+    drain.spawn(acceptor.run(listener, |_: &_, _, _| Some(Origin::default()), drain.clone()));
     Ok(workers)
 }
 

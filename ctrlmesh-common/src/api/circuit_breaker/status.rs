@@ -95,6 +95,24 @@ pub struct BreakerTargetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub limiting_snapshots: Vec<LimitingSnapshot>,
+    /// What trafficInterceptRules have refused; of all pods at most 1000. Absent or empty: nothing, as far as is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub intercept_snapshots: Vec<InterceptSnapshot>,
+}
+
+/// What one trafficInterceptRule has refused.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InterceptSnapshot {
+    /// The rule's name.
+    pub name: String,
+    /// How many requests and connections, since the pod's proxy started.
+    pub refused: i64,
+    /// The last one, as HOST:PORT.
+    pub last_refused: String,
+    /// When that was.
+    pub last_refused_time: Time,
 }
 
 /// The state of one limit.

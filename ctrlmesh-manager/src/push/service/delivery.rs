@@ -107,7 +107,8 @@ impl Delivery {
             return Err(TooMany);
         }
         states.truncate(MAX_GUARD_STATES);
-        states.retain(|state| state.breaker.len().max(state.rule.len()) <= MAX_NAME_BYTES);
+        let longest = |state: &GuardState| state.breaker.len().max(state.rule.len()).max(state.last_refused.len());
+        states.retain(|state| longest(state) <= MAX_NAME_BYTES);
         let is_new = *self.guards != *states;
         if is_new {
             self.guards = states.into();

@@ -24,7 +24,7 @@ use super::latest_connections::Replaced;
 use crate::ca::api_server::ApiServer;
 use crate::metrics::{Open, Refused};
 use crate::push::identity::{IdentityError, ReviewedIdentity};
-use crate::push::policy_store::{EnrolledPod, Reader, Receipt, Subject};
+use crate::push::policy_store::{EnrolledPod, Reader, Receipt};
 use crate::rules::pod::PodName;
 
 /// Bytes of policies in one message; the rest follows in the next one.
@@ -52,8 +52,8 @@ struct Session {
     gone: RemovedPods,
     /// Policies that are held back.
     held_back: MinimumVersions,
-    /// Addresses of the API server, for node proxies only: they redirect these.
-    servers: Option<watch::Receiver<ApiServer>>,
+    /// Addresses of the API server.
+    servers: watch::Receiver<ApiServer>,
     /// Whether there may be something to send.
     news: bool,
     _open: Open,
@@ -91,11 +91,8 @@ pub(super) async fn follow(
     let review = time::Instant::now() + push.review_schedule.due(proven.reviewed);
     push.store.begun().await;
     let replaced = push.latest_connections.begin(&identity.uid);
-    let servers = matches!(subject, Subject::Node(_)).then(|| {
-        let mut servers = push.ca_store.servers();
-        servers.mark_changed();
-        servers
-    });
+    let mut servers = push.ca_store.servers();
+    servers.mark_changed();
     let (outbound, answers) = mpsc::channel(ROOM);
     let session = Session {
         reader: push.store.follow(subject),
@@ -314,9 +311,8 @@ impl Session {
                 version: policy.version,
             });
         }
-        let servers = self.servers.as_mut();
-        if let Some(servers) = servers.filter(|all| all.has_changed().unwrap_or_default()) {
-            let all = servers.borrow_and_update();
+        if self.servers.has_changed().unwrap_or_default() {
+            let all = self.servers.borrow_and_update();
             update.servers = all.addresses.iter().map(ToString::to_string).collect();
         }
         update.more = self.news;
@@ -366,8 +362,7 @@ impl Session {
 }
 
 /// Resolves when the API server's addresses change, and leaves the change unseen for its reader.
-async fn moved(servers: &mut Option<watch::Receiver<ApiServer>>) {
-    let Some(servers) = servers else { return std::future::pending().await };
+async fn moved(servers: &mut watch::Receiver<ApiServer>) {
     // The sender lives as long as this replica serves.
     drop(servers.changed().await);
     servers.mark_changed();

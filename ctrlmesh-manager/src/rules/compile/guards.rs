@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use ctrlmesh_common::policy::fault::MAX_REGEXES;
-use ctrlmesh_common::policy::{Fault, Guard, Policy, Redirect};
+use ctrlmesh_common::policy::{Guard, Policy};
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 
 use super::egress::PodAccess;
@@ -81,8 +81,12 @@ impl<'a> Guarded<'a> {
         let left = MAX_POLICY_BYTES.saturating_sub(policy.json().len() + FIELD_BYTES);
         let (breakers, bytes) = self.breakers.of_pod(pod, left.min(MAX_BYTES), &mut self.troubles);
         let (injections, _) = self.injections.of_pod(pod, (left - bytes).min(MAX_BYTES), &mut self.troubles);
-        // It follows from the breakers and the policy, so it is not part of the key.
-        let access = PodAccess::choose(breakers.iter().map(|at| self.breakers.all[*at]), policy.policy.redirect);
+        // It follows from the breakers, the injections and the policy, so it is not part of the key.
+        let access = PodAccess::choose(
+            breakers.iter().map(|at| self.breakers.all[*at]),
+            injections.iter().map(|at| self.injections.all[*at]),
+            policy.policy.sees_other_servers(),
+        );
         self.troubles.extend(access.troubles(pod));
         let Policy { guards, faults, egress, .. } = &policy.policy;
         let has_none = guards.is_empty() && faults.is_empty() && egress.is_none();
@@ -98,15 +102,12 @@ impl<'a> Guarded<'a> {
         let (operator, shard) = (policy.operator.as_deref(), policy.shard.as_deref());
         let of_breaker = |at: &usize| self.breakers.all[*at].guards(&pod.uid, operator, shard);
         let mut guards: Vec<Guard> = key.1.breakers.iter().flat_map(of_breaker).collect();
-        if policy.policy.redirect != Redirect::Node {
-            // Only the node's proxy sees requests to other servers.
+        if !policy.policy.sees_other_servers() {
             for guard in &mut guards {
                 guard.urls.clear();
             }
         }
-        let of_injection = |at: &usize| &self.injections.all[*at].faults;
-        let faults: Vec<Fault> = key.1.injections.iter().flat_map(of_injection).cloned().collect();
-        let guarded = policy.with_guards(&guards, &faults, access.egress().as_ref());
+        let guarded = policy.with_guards(&guards, &access.faults(), access.egress().as_ref());
         self.policies.insert(key, PolicyPair { _unguarded: policy, guarded: guarded.clone() });
         guarded
     }

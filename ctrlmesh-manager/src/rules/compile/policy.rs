@@ -51,6 +51,7 @@ struct Variant<'a> {
     owns: bool,
     redirect: Redirect,
     fail_open: bool,
+    forward_proxy: bool,
     container: Option<&'a str>,
     owner: Option<String>,
 }
@@ -149,8 +150,9 @@ impl<'a> ShardPolicies<'a> {
     pub(super) fn compile(&mut self, shard: &'a str, pod: &'a Member, owns: bool) -> Option<Arc<CompiledPolicy>> {
         let policy = self.by_shard.get(shard)?;
         let owner = policy.fence.as_ref().and_then(|fence| self.owner(fence, pod));
-        let (redirect, fail_open, container) = (pod.redirect, pod.fail_open, proxy_container(pod));
-        let variant = Variant { shard, owns, redirect, fail_open, container, owner: owner.clone() };
+        let Member { redirect, fail_open, forward_proxy, .. } = *pod;
+        let container = proxy_container(pod);
+        let variant = Variant { shard, owns, redirect, fail_open, forward_proxy, container, owner: owner.clone() };
         let compile = || {
             let mut policy = for_pod(policy.clone(), pod);
             if !owns {
@@ -180,7 +182,8 @@ pub(super) fn blind(mut policy: Policy) -> Policy {
 /// Adds what depends on the pod.
 fn for_pod(policy: Policy, pod: &Member) -> Policy {
     let container = proxy_container(pod).map(str::to_owned);
-    Policy { redirect: pod.redirect, fail_open: pod.fail_open, container, ..policy }
+    let Member { redirect, fail_open, forward_proxy, .. } = *pod;
+    Policy { redirect, fail_open, forward_proxy, container, ..policy }
 }
 
 fn proxy_container(pod: &Member) -> Option<&str> {

@@ -38,6 +38,7 @@ fn every_field_reaches_the_proxy() {
     assert_eq!(slow.requests, [RequestMatch { api_groups, resources: every(), verbs, namespaces: every() }]);
     assert_eq!(slow.http[0].path, Some(fault::TextMatch::Regex("/apis/.*".to_owned())));
     assert_eq!(slow.http[1], fault::HttpMatch::default());
+    assert!(injection.ports.is_empty() && injection.hidden.is_empty());
     let times = slow.times.clone().unwrap();
     assert_eq!((times.zone.as_str(), times.from, times.until), ("Europe/Berlin", Some(79_201), Some(21_600)));
     assert_eq!((times.weekdays, times.days, times.months), (vec![0, 6], vec![31], vec![1]));
@@ -45,6 +46,36 @@ fn every_field_reaches_the_proxy() {
     assert_eq!((cut.fault.as_str(), cut.requests.len(), cut.times.clone()), ("1", 0, None));
     let many = many.api_fault.unwrap();
     assert_eq!(many, ApiFault { kind: ApiFaultKind::TooManyRequests { retry_after_seconds: 1 }, share: WHOLE });
+}
+
+#[test]
+fn ports_are_those_of_all_faults() {
+    let injection = read(
+        "  httpFault:
+  - {abort: {httpStatus: 503}, match: {httpMatch: [{ports: [8443, 80]}, {host: {exact: a}, ports: [443]}, {}]}}
+  - {name: more, abort: {httpStatus: 503}, match: {httpMatch: [{method: GET, ports: [80, 81]}]}}
+",
+    );
+    assert_eq!(injection.selection.errors, Vec::<String>::new());
+    assert_eq!(injection.ports, [80, 81, 443, 8443].into());
+    assert_eq!((&*injection.faults[0].http[0].ports, injection.hidden), (&[8443, 80][..], vec!["more".to_owned()]));
+}
+
+#[test]
+fn faults_that_ask_for_what_tls_hides_are_named() {
+    for (http, is_hidden) in [
+        ("{host: {exact: a}, ports: [443]}", false),
+        ("{method: '*', ports: [443]}", false),
+        ("{method: GET}", false),
+        ("{method: GET, ports: [80]}", false),
+        ("{method: GET, ports: [80, 8080]}", true),
+        ("{path: {exact: /a}, ports: [443]}", true),
+        ("{headers: [{name: a, value: b}], ports: [443]}", true),
+        ("{path: {exact: /a}}, {ports: [443]}", false),
+    ] {
+        let fault = format!("  httpFault: [{{abort: {{httpStatus: 503}}, match: {{httpMatch: [{http}]}}}}]\n");
+        assert_eq!(read(&fault).hidden, vec!["0"; usize::from(is_hidden)], "{http}");
+    }
 }
 
 #[test]

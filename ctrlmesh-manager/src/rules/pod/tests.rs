@@ -110,6 +110,19 @@ fn the_proxys_container_is_known_once_it_was_started() {
 }
 
 #[test]
+fn a_pod_asks_for_a_forward_proxy_whenever_it_likes() {
+    let read = |annotations: serde_json::Value| {
+        let meta = serde_json::json!({"name": "p", "namespace": "ops", "uid": "u", "annotations": annotations});
+        let pod = serde_json::json!({"metadata": meta, "spec": {"containers": []}});
+        Member::from(&serde_json::from_value::<v1::Pod>(pod).unwrap()).forward_proxy
+    };
+    assert!(read(serde_json::json!({annotation::FORWARD_PROXY: "true"})));
+    for other in [serde_json::json!({annotation::FORWARD_PROXY: "yes"}), serde_json::json!({})] {
+        assert!(!read(other));
+    }
+}
+
+#[test]
 fn whether_a_pod_fails_open_follows_from_what_was_injected() {
     let read = |uid: Option<&str>, requested: bool, spec: serde_json::Value| {
         let annotations = requested.then(|| serde_json::json!({annotation::FAIL_OPEN: "true"}));

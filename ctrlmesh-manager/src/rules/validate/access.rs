@@ -50,6 +50,13 @@ pub(super) fn check_rest(field: &str, rules: &[RestRule], report: &mut Report) {
     }
 }
 
+/// Refuses ports whose connections do not go through the proxy.
+pub(super) fn check_ports(field: &str, ports: &[u16], report: &mut Report) {
+    for (at, port) in ports.iter().enumerate().filter(|(_, port)| PROXY_PORTS.contains(port)) {
+        report.error(format!("{field}[{at}]"), format!("{port} is not allowed; the proxy itself listens there"));
+    }
+}
+
 /// The requests that a valid restRule names. The schema wants a scheme, so there is a port.
 pub fn rest_url(rule: &RestRule) -> Option<UrlParts> {
     parse_content(&rule.url).ok()
@@ -87,9 +94,7 @@ fn check_rule(field: &str, rule: &TrafficInterceptRule, report: &mut Report) {
     if rule.methods.len() > 1 && rule.methods.iter().any(|method| method == ANY) {
         report.error(format!("{field}.methods"), "\"*\" is every method, and cannot be beside others");
     }
-    for (at, port) in rule.ports.iter().enumerate().filter(|(_, port)| PROXY_PORTS.contains(port)) {
-        report.error(format!("{field}.ports[{at}]"), format!("{port} is not allowed; the proxy itself listens there"));
-    }
+    check_ports(&format!("{field}.ports"), &rule.ports, report);
     let names_port = |content: &String| parse_content(content).is_ok_and(|url| url.port.is_some());
     if rule.content_type == ContentType::Normal && !rule.ports.is_empty() && rule.contents.iter().all(names_port) {
         report.warning(format!("{field}.ports"), "is not used: every content names its scheme or its port");

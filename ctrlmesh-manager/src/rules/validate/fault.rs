@@ -1,11 +1,15 @@
 //! Validates fault injections.
 
+use std::collections::BTreeSet;
+
 use ctrlmesh_common::api::{
     ApiFault, ApiFaultType, EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch,
 };
+use ctrlmesh_common::policy::egress::MAX_PORTS;
 use ctrlmesh_common::policy::fault::{MAX_REGEXES, whole_match};
 use jiff::tz::TimeZone;
 
+use super::access::check_ports;
 use super::{Report, positive_duration, regular_expression, required_selector};
 
 /// In a leap year.
@@ -20,10 +24,15 @@ pub(super) fn check(spec: &FaultInjectionSpec, report: &mut Report) {
         check_fault(&format!("spec.httpFault[{at}]"), fault, report);
     }
     let matches = spec.http_fault.iter().filter_map(|fault| fault.matches.as_ref());
-    let texts = matches.flat_map(|one| &one.http_match).flat_map(|one| [&one.host, &one.path]).flatten();
+    let http: Vec<&HttpMatch> = matches.flat_map(|one| &one.http_match).collect();
+    let texts = http.iter().flat_map(|one| [&one.host, &one.path]).flatten();
     let regexes = texts.filter(|text| text.regex.is_some()).count();
     if regexes > MAX_REGEXES {
         report.error("spec.httpFault", format!("has {regexes} regular expressions; at most {MAX_REGEXES} are allowed"));
+    }
+    let ports = http.iter().flat_map(|one| &one.ports).collect::<BTreeSet<_>>().len();
+    if ports > MAX_PORTS {
+        report.error("spec.httpFault", format!("names {ports} ports; at most {MAX_PORTS} are allowed in all together"));
     }
 }
 
@@ -45,6 +54,7 @@ fn check_fault(field: &str, fault: &HttpFault, report: &mut Report) {
     }
     if let Some(matches) = &fault.matches {
         check_match(&format!("{field}.match"), matches, report);
+        check_elsewhere(field, fault, matches, report);
     }
     if let Some(time) = &fault.effective_time {
         check_time(&format!("{field}.effectiveTime"), time, report);
@@ -72,9 +82,30 @@ fn check_api_fault(field: &str, fault: &ApiFault, report: &mut Report) {
     }
 }
 
+/// Checks what cannot stand beside the ports of other servers.
+fn check_elsewhere(field: &str, fault: &HttpFault, matches: &FaultMatch, report: &mut Report) {
+    let is_elsewhere = |one: &HttpMatch| !one.ports.is_empty();
+    if !matches.http_match.iter().any(is_elsewhere) {
+        return;
+    }
+    if fault.api_fault.is_some() {
+        let message = "is for the API server, and cannot be beside ports in match.httpMatch, which are for others";
+        report.error(format!("{field}.apiFault"), message);
+    }
+    if !matches.resources.is_empty() {
+        let message = "are those of the API server, and cannot be beside ports in httpMatch, which are for others";
+        report.error(format!("{field}.match.resources"), message);
+    }
+    if fault.include_lock && matches.http_match.iter().all(is_elsewhere) {
+        let message = "is not used: the lock is on the API server, and every httpMatch names ports of other servers";
+        report.warning(format!("{field}.includeLock"), message);
+    }
+}
+
 fn check_match(field: &str, matches: &FaultMatch, report: &mut Report) {
     for (at, one) in matches.http_match.iter().enumerate() {
-        let HttpMatch { host, path, .. } = one;
+        let HttpMatch { host, path, ports, .. } = one;
+        check_ports(&format!("{field}.httpMatch[{at}].ports"), ports, report);
         for (name, text) in [("host", host), ("path", path)] {
             if let Some(text) = text {
                 check_text(&format!("{field}.httpMatch[{at}].{name}"), text, report);

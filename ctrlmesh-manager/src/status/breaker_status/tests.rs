@@ -57,6 +57,7 @@ impl Bed {
             changed_at: if *open { 5_400 } else { 0 },
             allowed: 7,
             refused: 1,
+            last_refused: String::new(),
         };
         let receipt = Receipt {
             uid: format!("u-{pod}"),
@@ -115,6 +116,21 @@ fn pods_and_their_limits_are_listed() {
     let since = a.limiting_snapshots[1].last_transition_time.as_ref();
     assert_eq!(since.map(|time| time.0.as_second()), Some(5));
     assert!(b.limiting_snapshots.is_empty());
+}
+
+#[test]
+fn what_rules_on_others_refused_is_listed_beside_the_limits() {
+    let rules = "  trafficInterceptRules:\n  - {name: creates, interceptType: Whitelist, contentType: Normal, contents: [a], methods: ['*']}\n";
+    let mut bed = Bed::new(&(BREAKER.to_owned() + rules), &["a"]);
+    bed.report("a", &[("creates", true)]);
+    let receipt = bed.receipts.values_mut().next().unwrap();
+    let refused = GuardState { last_refused: "b:443".to_owned(), open: false, ..receipt.guards[0].clone() };
+    receipt.guards = receipt.guards.iter().cloned().chain([refused]).collect();
+    let status = bed.write();
+    let [target] = &status.target_status[..] else { panic!("{status:?}") };
+    assert_eq!(target.limiting_snapshots[0].state, BreakerState::Opened, "a limit may have the same name");
+    assert_eq!(target.intercept_snapshots[0].last_refused, "b:443");
+    assert_eq!(bed.status(), status, "a new leader knows nothing else");
 }
 
 #[test]
@@ -179,6 +195,7 @@ fn the_open_ones_stay_where_there_is_no_room_for_all() {
     let target = |opens| BreakerTargetStatus {
         target: TargetStatus::default(),
         limiting_snapshots: (0..64).map(|at| snapshot(opens && at == 63)).collect(),
+        intercept_snapshots: Vec::new(),
     };
     let mut targets: Vec<_> = (0..500).map(|at| target(at >= 490)).collect();
     bound(&mut targets);

@@ -69,6 +69,28 @@ fn conditions_say_whether_every_proxy_does_the_faults() {
 }
 
 #[test]
+fn faults_of_other_servers_say_where_they_do_not_hold_as_written() {
+    let with =
+        |http: &str| format!("httpFault: [{{name: a, abort: {{httpStatus: 503}}, match: {{httpMatch: [{http}]}}}}]");
+    let elsewhere = |http: &str| injection(&with(http));
+    let inside = POD.replace("containers: []", "containers: [], initContainers: [{name: ctrlmesh-proxy}]");
+    let hosts = elsewhere("{host: {exact: a}, ports: [443]}");
+    assert_eq!(reasons(&status(&hosts, POD, None)), ["Valid", "Acknowledged"]);
+    let outside = status(&hosts, &inside, None);
+    assert_eq!(reasons(&outside), ["Valid", "NotIntercepted"]);
+    let message = &outside.conditions[1].message;
+    assert!(
+        message.starts_with("faults of requests to other servers hold in pod a-0 for a forward proxy only: "),
+        "{message}"
+    );
+    let paths = status(&elsewhere("{path: {exact: /a}, ports: [443]}"), POD, None);
+    assert_eq!(reasons(&paths), ["Valid", "Acknowledged", "MatchedByHost"]);
+    assert_eq!(paths.conditions[2].type_, "PathNotVisible");
+    let of_api = elsewhere("{path: {exact: /a}}");
+    assert_eq!(reasons(&status(&of_api, &inside, None)), ["Valid", "Acknowledged"]);
+}
+
+#[test]
 fn what_is_off_or_invalid_says_so() {
     let off = injection("disabled: true, httpFault: [{abort: {httpStatus: 500}}]");
     assert_eq!(reasons(&status(&off, POD, None)), ["Disabled", "Disabled"]);

@@ -30,22 +30,20 @@ struct Processes {
 
 /// Network namespaces of the processes in a cgroup and below it.
 pub fn of(cgroup: &Path) -> Namespaces {
-    let mut processes = Processes::default();
-    let mut folders = vec![cgroup.to_owned()];
-    while let Some(folder) = folders.pop() {
-        // A folder may go while we look, and one of threads lists no processes; those are listed above.
-        let listed = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-        for process in listed.lines().filter_map(|number| number.parse().ok()) {
-            processes.add(&folder, process);
-        }
-        let below = fs::read_dir(&folder).into_iter().flatten().flatten();
-        let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        folders.extend(below.map(|entry| entry.path()));
-    }
-    let Processes { seen, unseen } = processes;
+    let Processes { seen, unseen } = Processes::of(cgroup);
     let mut known = HashSet::new();
     let found = seen.into_values().filter(|(inode, _)| known.insert(*inode)).collect();
     Namespaces { found, unseen }
+}
+
+/// Folders `/proc/PID` of the processes in a cgroup and below it, as far as they can be seen, the oldest first.
+pub fn processes(cgroup: &Path) -> Vec<PathBuf> {
+    let seen = Processes::of(cgroup).seen;
+    seen.into_keys().map(|(_, number)| process(number)).collect()
+}
+
+fn process(number: u32) -> PathBuf {
+    Path::new("/proc").join(number.to_string())
 }
 
 impl Namespaces {
@@ -56,13 +54,29 @@ impl Namespaces {
 }
 
 impl Processes {
+    fn of(cgroup: &Path) -> Self {
+        let mut processes = Self::default();
+        let mut folders = vec![cgroup.to_owned()];
+        while let Some(folder) = folders.pop() {
+            // A folder may go while we look, and one of threads lists no processes; those are listed above.
+            let listed = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            for number in listed.lines().filter_map(|number| number.parse().ok()) {
+                processes.add(&folder, number);
+            }
+            let below = fs::read_dir(&folder).into_iter().flatten().flatten();
+            let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            folders.extend(below.map(|entry| entry.path()));
+        }
+        processes
+    }
+
     fn add(&mut self, folder: &Path, number: u32) {
         // So the kernel writes a process that has no number here.
         if number == 0 {
             self.unseen = Some(Error::OtherPids(folder.to_owned()));
             return;
         }
-        let process = Path::new("/proc").join(number.to_string());
+        let process = process(number);
         let path = process.join("ns/net");
         match fs::metadata(&path) {
             Ok(namespace) => {

@@ -8,6 +8,7 @@ use std::path::Path;
 use ctrlmesh_common::kernel::{INBOUND_PER_POD, Inbound, InboundKey};
 
 use crate::Error;
+use crate::host::cgroup::Cgroup;
 use crate::host::namespaces::{self, Namespaces};
 use crate::interceptor::Interceptor;
 use crate::interceptor::register::Register;
@@ -135,6 +136,7 @@ impl Interceptor {
     /// If the cgroup is none.
     pub fn answer_original_destination(&mut self, cgroup: &Path) -> Result<(), Error> {
         let cgroup = self.register.hierarchy.cgroup(cgroup)?;
+        self.answered.retain(Cgroup::is_there);
         if !self.answered.contains(&cgroup) {
             link::attach_getsockopt(&mut self.object, &cgroup)?;
             self.answered.push(cgroup);

@@ -8,7 +8,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -54,11 +54,22 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
 /// # Errors
 /// If the namespace cannot be entered, or does not know the family.
 pub fn outgoing(namespace: &Namespace, family: IpAddr) -> Result<TcpStream, Error> {
+    unconnected(namespace, family, SockType::Stream).map(TcpStream::from)
+}
+
+/// The same for datagrams.
+///
+/// # Errors
+/// If the namespace cannot be entered, or does not know the family.
+pub fn datagrams(namespace: &Namespace, family: IpAddr) -> Result<UdpSocket, Error> {
+    unconnected(namespace, family, SockType::Datagram).map(UdpSocket::from)
+}
+
+fn unconnected(namespace: &Namespace, family: IpAddr, kind: SockType) -> Result<OwnedFd, Error> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let family = if family.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let made = namespace.run(|| socket::socket(family, SockType::Stream, flags, SockProtocol::Tcp))?;
     let failed = |source| Error::Socket { path: namespace.path.clone(), source };
-    made.map(TcpStream::from).map_err(|errno| failed(errno.into()))
+    namespace.run(|| socket::socket(family, kind, flags, None))?.map_err(|errno| failed(errno.into()))
 }
 
 /// The socket for webhook calls to an address of this family, which arrive by `sk_lookup` and not by its own address.

@@ -15,6 +15,12 @@ use crate::Error;
 use crate::host::cgroup::Cgroup;
 use crate::pins::{self, Pins, Slot};
 
+/// The program that is told of the end of each socket. Only pods with a target at any address need it.
+pub(crate) const SOCK_RELEASE: &str = "sock_release";
+
+/// The note on a pod that has a target at any address.
+const BY_PORT: &str = "by-port";
+
 /// How far attaching a pod got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -43,6 +49,8 @@ pub(crate) struct Record {
     pub(crate) netns: Option<(PathBuf, u64)>,
     /// Fingerprint of the object whose program is attached there.
     pub(crate) inbound_object: Option<String>,
+    /// Whether the pod has, or had, a target that is a port at any address.
+    pub(crate) by_port: bool,
 }
 
 impl State {
@@ -114,6 +122,17 @@ impl Pins {
         self.note(slot, "state", Path::new(state.name()))
     }
 
+    /// Records that the end of the pod's connections counts.
+    pub(crate) fn set_by_port(&self, slot: Slot) -> Result<(), Error> {
+        self.note(slot, BY_PORT, Path::new("yes"))
+    }
+
+    /// Whether it does. A program for it may be there without the note, as an earlier version attached it to all.
+    pub(crate) fn is_by_port(&self, slot: Slot) -> bool {
+        let folder = self.pod(slot);
+        folder.join(BY_PORT).is_symlink() || folder.join(SOCK_RELEASE).exists()
+    }
+
     /// Removes one record or pin of a pod, if it is there.
     pub(crate) fn remove(&self, slot: Slot, name: &str) -> Result<(), Error> {
         pins::forget(&self.pod(slot).join(name))
@@ -152,6 +171,7 @@ impl Pins {
             except: except.collect(),
             netns: netns(),
             inbound_object: text("inbound-object"),
+            by_port: self.is_by_port(slot),
         })
     }
 

@@ -17,17 +17,22 @@ use crate::Error;
 use crate::host::cgroup::Cgroup;
 use crate::host::privilege;
 use crate::network::listener::Namespace;
-use crate::pins::record::Record;
+use crate::pins::record::{Record, SOCK_RELEASE};
 use crate::pins::{Pins, Slot};
 use crate::programs::object::{HOOKS, Object};
 
 /// The program that takes webhook calls.
 pub(crate) const INBOUND: &str = "inbound";
 
-/// Attaches every hook at a pod's cgroup, or replaces what is attached.
+/// The hooks of a pod.
+fn hooks(by_port: bool) -> impl Iterator<Item = &'static str> {
+    HOOKS.into_iter().filter(move |hook| by_port || *hook != SOCK_RELEASE)
+}
+
+/// Attaches every hook of a pod at its cgroup, or replaces what is attached.
 pub(crate) fn attach(object: &mut Object, pins: &Pins, slot: Slot, cgroup: &Cgroup) -> Result<(), Error> {
     let folder = File::open(&cgroup.path).map_err(Error::file("open", &cgroup.path))?;
-    for hook in HOOKS {
+    for hook in hooks(pins.is_by_port(slot)) {
         let link = object.attach_cgroup(hook, &folder)?.map_err(|error| refused(hook, cgroup, error))?;
         put(pins, slot, hook, link)?;
     }
@@ -42,7 +47,7 @@ pub(crate) fn whole(pins: &Pins, record: &Record, fingerprint: &str) -> Result<b
         || record.inbound_object.as_deref() == Some(fingerprint) && names.iter().any(|name| name == INBOUND);
     Ok(inbound
         && record.object.as_deref() == Some(fingerprint)
-        && HOOKS.iter().all(|hook| names.iter().any(|name| name == hook))
+        && hooks(record.by_port).all(|hook| names.iter().any(|name| name == hook))
         && !names.iter().any(|name| name.ends_with("-next")))
 }
 

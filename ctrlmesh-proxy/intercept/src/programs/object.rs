@@ -9,6 +9,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 
 use crate::Error;
 use crate::host::privilege;
+use crate::pins::record::SOCK_RELEASE;
 use crate::pins::{self, Pins};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ctrlmesh.o"));
@@ -16,9 +17,6 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ct
 /// Programs that are attached at a cgroup, in the order in which they are: whoever is redirected sees the original
 /// peer, and whatever is stored for a socket goes with it.
 pub(crate) const HOOKS: [&str; 5] = ["getpeername4", "getpeername6", SOCK_RELEASE, "connect4", "connect6"];
-
-/// The one that is told of the end of a socket.
-const SOCK_RELEASE: &str = "sock_release";
 
 /// Sizes of tables where a node wants others than the programs say. They count when the maps are made; that of pods
 /// counts for each loader, and is 4,096 at most.

@@ -8,7 +8,7 @@ pub(super) const SERVER: &str = "*";
 
 /// The path without dot segments and doubled slashes, and without escapes of what needs none (RFC 3986, section 6.2.2).
 /// What is not ASCII is escaped. An escaped slash stays, and stands in its segment. A query or fragment is cut off.
-pub(super) fn normalised(path: &str) -> Cow<'_, str> {
+pub(crate) fn normalised(path: &str) -> Cow<'_, str> {
     let path = path.split(['?', '#']).next().unwrap_or_default();
     if path == SERVER || is_normal(path) {
         return Cow::Borrowed(path);

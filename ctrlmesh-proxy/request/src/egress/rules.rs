@@ -101,6 +101,13 @@ impl Rules {
         self.first(visible, |list| list == AccessList::Deny)
     }
 
+    /// Whether a rule allows it by the name or address of its host, and not among many others.
+    pub fn name(&self, visible: &Visible<'_>) -> bool {
+        let target = Target::new(visible);
+        let mut allowing = self.rules.iter().filter(|rule| rule.access.list == AccessList::Allow);
+        allowing.any(|rule| rule.access.ports.contains(&target.port) && rule.names(&target))
+    }
+
     fn first(&self, visible: &Visible<'_>, is_asked: impl Fn(AccessList) -> bool) -> Result<(), &AccessRule> {
         let mut asked = self.rules.iter().filter(|rule| is_asked(rule.access.list)).peekable();
         if asked.peek().is_none() {
@@ -129,6 +136,13 @@ impl Rule {
             AccessList::Allow => !is_matched,
             AccessList::Deny => is_matched,
         }
+    }
+
+    fn names(&self, target: &Target<'_>) -> bool {
+        self.urls.iter().any(|url| match url {
+            UrlRule::Parts(parts) => matches!(parts.host, Some(HostRule::One(_))) && parts.matches(target),
+            UrlRule::Regex(_) => false,
+        })
     }
 
     /// A method that is not seen may be any.

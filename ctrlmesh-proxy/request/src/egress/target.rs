@@ -23,24 +23,24 @@ pub struct Visible<'a> {
 
 /// The same, as rules compare it.
 #[derive(Debug)]
-pub(super) struct Target<'a> {
+pub(crate) struct Target<'a> {
     pub(super) scheme: Option<Scheme>,
-    pub(super) host: Host,
-    pub(super) port: u16,
-    pub(super) method: Option<&'a str>,
-    pub(super) path: Option<Cow<'a, str>>,
+    pub(crate) host: Host,
+    pub(crate) port: u16,
+    pub(crate) method: Option<&'a str>,
+    pub(crate) path: Option<Cow<'a, str>>,
     urls: OnceCell<Vec<String>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Host {
+pub(crate) enum Host {
     Address(IpAddr),
     /// In lower case, without a dot at its end.
     Name(String),
 }
 
 impl<'a> Target<'a> {
-    pub(super) fn new(visible: &Visible<'a>) -> Self {
+    pub(crate) fn new(visible: &Visible<'a>) -> Self {
         Self {
             scheme: visible.scheme,
             host: Host::new(visible.host),
@@ -76,7 +76,7 @@ impl<'a> Target<'a> {
 
 impl Host {
     /// An IPv6 address may stand in brackets. One that stands for an IPv4 address is that address.
-    pub(super) fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         let text = text.strip_suffix('.').unwrap_or(text);
         let inside = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
         match inside.unwrap_or(text).parse::<IpAddr>() {

@@ -6,8 +6,8 @@ use ctrlmesh_common::policy::fault::ApiFaultKind;
 use crate::request::RequestInfo;
 use crate::rewrite::status::Status;
 
-pub(super) fn aborted(fault: &Fault, code: u16, info: &RequestInfo<'_>) -> Status {
-    Status { code, reason: reason(code, info.verb()), message: by(fault), retry_after: None }
+pub(super) fn aborted(fault: &Fault, code: u16, verb: &str) -> Status {
+    Status { code, reason: reason(code, verb), message: by(fault), retry_after: None }
 }
 
 /// `None` where the API server answers.

@@ -18,19 +18,19 @@ fn fault(name: &str) -> Fault {
     }
 }
 
-fn abort(name: &str, status: u16, share: Share) -> Fault {
+pub(super) fn abort(name: &str, status: u16, share: Share) -> Fault {
     Fault { abort: Some(Abort { status, share }), ..fault(name) }
 }
 
-fn delay(name: &str, nanoseconds: u64) -> Fault {
+pub(super) fn delay(name: &str, nanoseconds: u64) -> Fault {
     Fault { delay: Some(Delay { nanoseconds, jitter_nanoseconds: 0, share: WHOLE }), ..fault(name) }
 }
 
-fn api(name: &str, kind: ApiFaultKind) -> Fault {
+pub(super) fn api(name: &str, kind: ApiFaultKind) -> Fault {
     Fault { api_fault: Some(ApiFault { kind, share: WHOLE }), ..fault(name) }
 }
 
-fn noon() -> Timestamp {
+pub(super) fn noon() -> Timestamp {
     "2026-11-26T12:00:00Z".parse().unwrap()
 }
 
@@ -44,11 +44,11 @@ fn met_with(faults: &[Fault], method: &str, target: &str, is_for_lock: bool, sho
     Faults::new(faults).unwrap().effects(request, noon(), &mut || shown)
 }
 
-fn met(faults: &[Fault], method: &str, target: &str) -> Effects {
+pub(super) fn met(faults: &[Fault], method: &str, target: &str) -> Effects {
     met_with(faults, method, target, false, 0)
 }
 
-const PODS: &str = "/api/v1/namespaces/a/pods";
+pub(super) const PODS: &str = "/api/v1/namespaces/a/pods";
 
 #[test]
 fn delays_add_up_and_the_first_abort_ends() {

@@ -57,16 +57,15 @@ impl Egress {
         let proxy = node.proxy();
         served(&proxy, 1.0).await;
         let this = Self { node, proxy, servers: JoinSet::new() };
-        this.redirected(8080).await;
+        this.redirected("*:8080").await;
         this
     }
 
-    /// Waits until connections to a port are redirected.
-    async fn redirected(&self, port: u16) {
-        let target = format!("*:{port}");
-        until("the ports to be redirected", || {
+    /// Waits until connections to a target are redirected.
+    pub(crate) async fn redirected(&self, target: &str) {
+        until("the target to be redirected", || {
             let status = ctrlmesh_intercept::Status::read(&self.node.bed.pins()).unwrap();
-            let is_there = status.attachments.iter().any(|one| one.targets.contains(&target));
+            let is_there = status.attachments.iter().any(|one| one.targets.iter().any(|its| its == target));
             async move { is_there }
         })
         .await;
@@ -143,6 +142,12 @@ impl Egress {
         serde_json::from_str(body).unwrap()
     }
 
+    /// Waits until the proxy has the policy of this epoch.
+    pub(crate) async fn in_force(&self, epoch: u64) {
+        let metric = r#"policy_epoch{pod="ops/a"}"#;
+        until("the policy", || async { self.metric(metric).await.to_string() == epoch.to_string() }).await;
+    }
+
     pub(crate) async fn metric(&self, line: &str) -> f64 {
         self.proxy.metric(&format!("ctrlmesh_proxy_{line}")).await
     }
@@ -154,6 +159,12 @@ pub(crate) fn write(node: &Node, access: &Value) {
 
 pub(crate) fn write_with(node: &Node, epoch: u64, access: &Value, guards: &Value) {
     let policy = json!({"epoch": epoch, "egress": {"ports": [8080, 8443, 2525], "access": access}, "guards": guards});
+    node.write("a.policy", &policy.to_string());
+}
+
+/// Rules that refuse nothing, and these faults.
+pub(crate) fn write_faults(node: &Node, epoch: u64, faults: &Value) {
+    let policy = json!({"epoch": epoch, "egress": {"ports": [8080, 8443, 2525]}, "faults": faults});
     node.write("a.policy", &policy.to_string());
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use ctrlmesh_testbed::Space;
-use serde_json::json;
+use serde_json::{Value, json};
 use xtask::images::Image;
 
 use super::operator::{self, NAME, OperatorSpec};
@@ -12,6 +12,11 @@ pub(crate) const CLIENT: &str = "client";
 
 /// An enrolled pod with kubectl, beside one that is looked into; with the operator's account, which may do so here.
 pub(crate) fn deploy(space: Space<'_>) -> Result<()> {
+    deploy_annotated(space, &json!({}))
+}
+
+/// The same with these annotations.
+pub(crate) fn deploy_annotated(space: Space<'_>, annotations: &Value) -> Result<()> {
     let labels = json!({"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"});
     let container =
         |name: &str, image: Image, arguments: &[&str]| json!({"name": name, "image": image.name(), "args": arguments});
@@ -25,9 +30,9 @@ pub(crate) fn deploy(space: Space<'_>) -> Result<()> {
             {"apiGroups": [""], "resources": ["pods/exec", "pods/portforward", "pods/attach"], "verbs": ["get", "create"]}]}),
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "looks-into-pods"},
             "roleRef": role, "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": space.name()}]}),
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "labels": {"app": "web"}}, "spec": {
             "terminationGracePeriodSeconds": 1, "containers": [serve]}}),
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT, "labels": labels}, "spec": {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT, "labels": labels, "annotations": annotations}, "spec": {
             "serviceAccountName": NAME, "terminationGracePeriodSeconds": 1, "containers": [kubectl, serve]}}),
     ];
     space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;

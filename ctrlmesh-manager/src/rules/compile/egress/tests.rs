@@ -1,3 +1,4 @@
+use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::policy::egress::UrlMatch;
 
 use crate::rules::compile::tests::{compiled, epochs, pod, shard, status};
@@ -15,6 +16,24 @@ fn breaker(name: &str, metadata: &str, rules: &str) -> String {
 
 fn rule(name: &str, kind: &str, contents: &str) -> String {
     format!("{{name: {name}, interceptType: Whitelist, contentType: {kind}, contents: [{contents}], methods: ['*']}}")
+}
+
+/// An injection `name` of namespace `ops` for the same pods.
+fn injection(name: &str, faults: &str) -> String {
+    format!(
+        "---\napiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: FaultInjection\nmetadata: {{name: {name}, namespace: ops}}\n\
+         spec: {{selector: {{matchLabels: {{app: op}}}}, httpFault: [{faults}]}}\n"
+    )
+}
+
+fn fault(name: &str, http: &str) -> String {
+    format!("{{name: {name}, abort: {{httpStatus: 503}}, match: {{httpMatch: [{http}]}}}}")
+}
+
+/// The faults of the first pod, each with how many of its matches are left.
+fn faults(compiled: &Compiled) -> Vec<(String, usize)> {
+    let policy = &compiled.policies.values().next().unwrap().policy;
+    policy.faults.iter().map(|fault| (fault.full_name(), fault.http.len())).collect()
 }
 
 fn op(name: &str) -> Member {
@@ -95,7 +114,7 @@ fn rules_beyond_the_ports_of_a_pod_are_left_out_and_reported() {
     );
     let [trouble] = compiled.troubles.as_slice() else { panic!("{:?}", compiled.troubles) };
     assert_eq!(trouble.object, "CircuitBreaker ops/b");
-    let message = "its trafficInterceptRules and restRules do not hold for Pod ops/p: those of all CircuitBreakers of a pod may name 32 ports";
+    let message = "its trafficInterceptRules and restRules do not hold for Pod ops/p: all CircuitBreakers and FaultInjections of a pod may name 32 ports";
     assert_eq!(trouble.message, message);
     assert_eq!(compiled.policies.values().next().unwrap().policy.guards.len(), 1, "its limits hold");
 }
@@ -110,11 +129,66 @@ fn rules_beyond_the_regular_expressions_of_a_pod_are_left_out() {
 }
 
 #[test]
-fn a_pod_with_its_proxy_inside_has_no_rule() {
-    for redirect in [Redirect::Sidecar, Redirect::Nowhere] {
-        let inside = Member { redirect, ..op("p") };
-        let texts = [shard("a", "{team: a}"), breaker("b", "", &rule("one", "Normal", "a"))];
-        let compiled = compiled(&texts, &[inside], &Compiled::default());
-        assert_eq!((egress(&compiled), compiled.troubles.as_slice()), (None, &[][..]));
+fn a_pod_whose_proxy_sees_no_other_server_has_no_rule() {
+    let texts = [shard("a", "{team: a}"), breaker("b", "", &rule("one", "Normal", "a"))];
+    for (redirect, forward_proxy, has_rule) in [
+        (Redirect::Node, false, true),
+        (Redirect::Sidecar, false, true),
+        (Redirect::Nowhere, false, false),
+        (Redirect::Nowhere, true, true),
+    ] {
+        let pod = Member { redirect, forward_proxy, ..op("p") };
+        let compiled = compiled(&texts, &[pod], &Compiled::default());
+        assert_eq!(egress(&compiled).is_some(), has_rule, "{redirect:?} {forward_proxy}");
+        assert_eq!(compiled.troubles, []);
+        assert_eq!(compiled.policies.values().next().unwrap().policy.forward_proxy, forward_proxy);
     }
+}
+
+#[test]
+fn ports_are_those_of_rules_and_faults() {
+    let at_ports = fault("one", "{ports: [8443, 80]}, {path: {exact: /a}}");
+    let texts = [breaker("b", "", &rule("one", "Normal", "'a:8080'")), injection("i", &at_ports)];
+    let of_both = compiled(&texts, &[op("p")], &Compiled::default());
+    assert_eq!(egress(&of_both).unwrap().ports, [80, 8080, 8443]);
+    assert_eq!((rules(&of_both), faults(&of_both)), (vec!["ops/b/one".into()], vec![("ops/i/one".into(), 2)]));
+    let of_faults = compiled(&texts[1..], &[op("p")], &Compiled::default());
+    assert_eq!(egress(&of_faults), Some(&Egress { ports: vec![80, 8443], access: Vec::new() }));
+    let of_api = compiled(&[injection("i", &fault("one", "{path: {exact: /a}}"))], &[op("p")], &Compiled::default());
+    assert_eq!((egress(&of_api), faults(&of_api)), (None, vec![("ops/i/one".into(), 1)]));
+}
+
+#[test]
+fn faults_beyond_the_ports_of_a_pod_are_left_out_and_reported() {
+    let ports: Vec<String> = (200..220).map(|port| port.to_string()).collect();
+    let large = format!(
+        "{}, {}",
+        fault("all", &format!("{{ports: [{}]}}, {{}}", ports.join(", "))),
+        fault("out", "{ports: [200]}")
+    );
+    let texts = [
+        breaker("a", "", &rule("one", "Normal", &many_ports(100, 20))),
+        injection("a", &fault("api", "{path: {exact: /a}}")),
+        injection("b", &large),
+        injection("c", &fault("in", "{ports: [100, 300]}")),
+    ];
+    let compiled = compiled(&texts, &[op("p")], &Compiled::default());
+    assert_eq!(egress(&compiled).unwrap().ports.len(), 21);
+    let expected = [("ops/a/api", 1), ("ops/b/all", 1), ("ops/c/in", 1)];
+    assert_eq!(faults(&compiled), expected.map(|(name, matches)| (name.to_owned(), matches)));
+    let [trouble] = compiled.troubles.as_slice() else { panic!("{:?}", compiled.troubles) };
+    assert_eq!(trouble.object, "FaultInjection ops/b");
+    let message = "its faults of requests to other servers do not hold for Pod ops/p: all CircuitBreakers and FaultInjections of a pod may name 32 ports";
+    assert_eq!(trouble.message, message);
+}
+
+#[test]
+fn a_pod_whose_proxy_sees_no_other_server_has_faults_of_the_api_server_only() {
+    let outside = Member { redirect: Redirect::Nowhere, ..op("p") };
+    let both = format!("{}, {}", fault("both", "{ports: [80]}, {path: {exact: /a}}"), fault("out", "{ports: [80]}"));
+    let compiled = compiled(&[shard("a", "{team: a}"), injection("i", &both)], &[outside], &Compiled::default());
+    assert_eq!((egress(&compiled), compiled.troubles.as_slice()), (None, &[][..]));
+    assert_eq!(faults(&compiled), [("ops/i/both".into(), 1)]);
+    let policy = serde_json::to_string(&compiled.policies.values().next().unwrap().policy).unwrap();
+    assert!(!policy.contains("ports"), "an older proxy refuses what it does not know: {policy}");
 }

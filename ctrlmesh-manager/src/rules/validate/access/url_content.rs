@@ -7,10 +7,7 @@ use ctrlmesh_common::policy::egress::{ANY, Scheme, UrlParts};
 use thiserror::Error;
 
 /// Ports on which the proxy itself listens: connections to them do not go through it.
-pub(super) const PROXY_PORTS: [u16; 3] = [port::PROXY_REDIRECTED, PROXY_EGRESS, port::PROXY_ADMIN];
-
-/// The proxy's listener for connections beside those to the API server.
-const PROXY_EGRESS: u16 = 15_002;
+pub(super) const PROXY_PORTS: [u16; 3] = [port::PROXY_REDIRECTED, port::PROXY_FORWARD, port::PROXY_ADMIN];
 
 /// What begins every name below a domain.
 const BELOW: &str = "*.";

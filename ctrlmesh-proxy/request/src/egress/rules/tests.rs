@@ -52,6 +52,20 @@ fn get<'a>(host: &'a str, path: &'a str) -> Visible<'a> {
 }
 
 #[test]
+fn only_an_allowing_rule_with_just_this_host_names_it() {
+    let metadata = || UrlMatch::Parts(host("169.254.169.254"));
+    let named = |list, url: UrlMatch| rules(&[rule(list, &[url], &[ANY])]).name(&get("169.254.169.254", "/latest"));
+    assert!(named(AccessList::Allow, metadata()));
+    assert!(!named(AccessList::Deny, metadata()));
+    for other in [host("*"), host("*.169.254"), host("169.254.169.253"), host("metadata.example.com")] {
+        assert!(!named(AccessList::Allow, UrlMatch::Parts(other)));
+    }
+    assert!(!named(AccessList::Allow, UrlMatch::Regex(".*".to_owned())));
+    let elsewhere = AccessRule { ports: vec![443], ..rule(AccessList::Allow, &[metadata()], &[ANY]) };
+    assert!(!rules(&[elsewhere]).name(&get("169.254.169.254", "/")));
+}
+
+#[test]
 fn hosts_match_by_name_by_what_they_are_below_or_by_address() {
     for (listed, seen, expected) in [
         ("a.com", "a.com", true),

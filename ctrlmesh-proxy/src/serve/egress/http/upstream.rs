@@ -10,9 +10,13 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
+use tokio::time;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 use tracing::debug;
 
 use super::{MAX_HEAD_BYTES, STREAM_WINDOW_BYTES, ThisThread, WINDOW_BYTES};
@@ -23,18 +27,32 @@ use crate::session::Server;
 #[derive(Debug, Error)]
 pub(super) enum UpstreamError {
     /// Over HTTP/2 a client learns that the request was not carried out, and may be sent again.
-    #[error("connect to {address}: {reason}")]
-    Connect { address: SocketAddr, reason: io::Error, source: h2::Error },
-    #[error("ask {address}")]
-    Ask { address: SocketAddr, source: hyper::Error },
+    #[error("connect: {reason}")]
+    Connect { reason: io::Error, source: h2::Error },
+    #[error("send a request")]
+    Ask(#[source] hyper::Error),
 }
 
 pub(super) struct Upstream {
     egress: Arc<PodEgress>,
-    address: SocketAddr,
+    route: Route,
     server: Rc<Server>,
+    /// A connection that is open already.
+    first: RefCell<Option<TcpStream>>,
     sender: Sender,
 }
+
+/// How a server is reached.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    /// Tried one after the other; at least one.
+    pub(super) addresses: Vec<SocketAddr>,
+    /// The name that its certificate must carry, where it speaks TLS.
+    pub(super) secure: Option<ServerName<'static>>,
+}
+
+/// TLS takes a kilobyte.
+type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 enum Sender {
     /// The idle connection, if there is one: requests come one after the other.
@@ -43,10 +61,32 @@ enum Sender {
     Http2(Mutex<Option<http2::SendRequest<Incoming>>>),
 }
 
+/// Name servers give addresses in another order each time.
+impl PartialEq for Route {
+    fn eq(&self, other: &Self) -> bool {
+        let sorted = |route: &Self| {
+            let mut addresses = route.addresses.clone();
+            addresses.sort_unstable();
+            addresses
+        };
+        self.secure == other.secure && sorted(self) == sorted(other)
+    }
+}
+
 impl Upstream {
-    pub(super) fn new(egress: Arc<PodEgress>, address: SocketAddr, is_http2: bool, server: &Rc<Server>) -> Self {
+    pub(super) fn new(
+        egress: Arc<PodEgress>,
+        route: Route,
+        first: Option<TcpStream>,
+        is_http2: bool,
+        server: &Rc<Server>,
+    ) -> Self {
         let sender = if is_http2 { Sender::Http2(Mutex::default()) } else { Sender::Http1(RefCell::default()) };
-        Self { egress, address, server: server.clone(), sender }
+        Self { egress, route, server: server.clone(), first: RefCell::new(first), sender }
+    }
+
+    pub(super) fn route(&self) -> &Route {
+        &self.route
     }
 
     /// Sends a request, and returns the response once its head is there.
@@ -70,7 +110,7 @@ impl Upstream {
                 Err(mut error) => match error.take_message() {
                     // The server was about to close the connection: nothing of the request was sent.
                     Some(unsent) if is_first => request = unsent,
-                    _ => return Err(self.unanswered(error.into_error())),
+                    _ => return Err(UpstreamError::Ask(error.into_error())),
                 },
             }
             is_first = false;
@@ -102,7 +142,7 @@ impl Upstream {
                 Err(mut error) => match error.take_message() {
                     // Closed while it was idle: nothing of the request was sent.
                     Some(unsent) if is_reused => request = unsent,
-                    _ => return Err(self.unanswered(error.into_error())),
+                    _ => return Err(UpstreamError::Ask(error.into_error())),
                 },
             }
         }
@@ -112,7 +152,7 @@ impl Upstream {
         let stream = TokioIo::new(self.connect().await?);
         let mut builder = http1::Builder::new();
         builder.preserve_header_case(true);
-        let (sender, connection) = builder.handshake(stream).await.map_err(|source| self.unanswered(source))?;
+        let (sender, connection) = builder.handshake(stream).await.map_err(UpstreamError::Ask)?;
         self.run(connection.with_upgrades());
         Ok(sender)
     }
@@ -130,7 +170,7 @@ impl Upstream {
         let mut builder = http2::Builder::new(executor);
         builder.initial_stream_window_size(STREAM_WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
         let handshake = builder.max_header_list_size(MAX_HEAD_BYTES).handshake(stream).await;
-        let (sender, connection) = handshake.map_err(|source| self.unanswered(source))?;
+        let (sender, connection) = handshake.map_err(UpstreamError::Ask)?;
         self.run(connection);
         *shared = Some(sender.clone());
         drop(shared);
@@ -147,14 +187,21 @@ impl Upstream {
         });
     }
 
-    async fn connect(&self) -> Result<TcpStream, UpstreamError> {
-        let address = self.address;
-        let connected = self.egress.connect(address, self.server.dialer.deadline).await;
+    async fn connect(&self) -> Result<Stream, UpstreamError> {
+        let first = self.first.take();
+        let connected = Box::pin(self.open(first)).await;
         let refused = || h2::Error::from(h2::Reason::REFUSED_STREAM);
-        connected.map_err(|reason| UpstreamError::Connect { address, reason, source: refused() })
+        connected.map_err(|reason| UpstreamError::Connect { reason, source: refused() })
     }
 
-    fn unanswered(&self, source: hyper::Error) -> UpstreamError {
-        UpstreamError::Ask { address: self.address, source }
+    async fn open(&self, first: Option<TcpStream>) -> io::Result<Stream> {
+        let deadline = self.server.dialer.deadline;
+        let stream = match first {
+            Some(stream) => stream,
+            None => self.egress.connect(&self.route.addresses, deadline).await?,
+        };
+        let Some(name) = self.route.secure.clone() else { return Ok(Either::Left(stream)) };
+        let secured = time::timeout(deadline, self.egress.secure(stream, name)).await;
+        secured.map_err(io::Error::from).flatten().map(|secure| Either::Right(Box::new(secure)))
     }
 }

@@ -1,0 +1,108 @@
+//! Takes the connections of pods that are attached, and ends that.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ctrlmesh_intercept::Slot;
+use ctrlmesh_intercept::listener::Namespace;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::Reconciler;
+use crate::egress::{ApiServers, PodEgress, PodFiles, PodNetwork};
+use crate::net::accept::PodSlot;
+use crate::node::enrolled_pod::{NodeServing, Serving};
+use crate::node::error::NotServed;
+use crate::node::network::{self, NetworkId};
+use crate::node::pod_list::{Pod, ServedBy};
+use crate::node::restart::Restart;
+use crate::session::ServedPod;
+
+impl Reconciler {
+    /// Attaches a pod, if it is not attached yet, and takes its connections.
+    pub(super) fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), NotServed> {
+        let slot = match self.pods.get(&pod.name) {
+            Some(enrolled) => enrolled.slot,
+            None => self.enrol(pod, found)?,
+        };
+        let (serving, begun) = match &pod.served_by {
+            ServedBy::Sidecar { container: None } => return Err(NotServed::NoSidecar),
+            ServedBy::Sidecar { .. } => (Serving::Sidecar, Ok(())),
+            ServedBy::Node => {
+                let (file, network) = self.network(pod)?;
+                let serving = NodeServing { network, file, gone: CancellationToken::new() };
+                let begun = self.begin(pod, slot, &serving);
+                (Serving::Node(serving), begun)
+            }
+        };
+        if begun.is_err() {
+            self.end(slot, Some(serving));
+        } else if let Some(enrolled) = self.pods.get_mut(&pod.name) {
+            enrolled.serving = Some(serving);
+        }
+        begun
+    }
+
+    /// The network namespace of a pod that is enrolled.
+    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), NotServed> {
+        if let Some(file) = &pod.network {
+            let id = NetworkId::of(file).map_err(NotServed::Network)?;
+            return Ok((file.clone(), id));
+        }
+        let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
+        let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
+        // The oldest process's: a later one may have entered a namespace of its own.
+        let found = found.into_iter().next().map(|(id, file)| (file, id));
+        found.ok_or_else(|| unseen.map_or(NotServed::NoNetwork, NotServed::Network))
+    }
+
+    /// Takes a pod's connections: publishes its policy, accepts at its listener, then has the kernel redirect there.
+    fn begin(
+        &mut self,
+        pod: &Pod,
+        slot: Slot,
+        NodeServing { network: id, file, gone }: &NodeServing,
+    ) -> Result<(), NotServed> {
+        let subscription = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
+        let history = pod.history(self.state.as_deref());
+        let cgroup = self.pods.get(&pod.name).map(|enrolled| enrolled.cgroup.path.clone());
+        let restart = Restart::new(pod, cgroup.clone(), &history, &self.metrics);
+        let policy = restart.follow(subscription.policy, &self.drain, gone)?;
+        let served = pod.served(policy, history, self.state.as_deref(), &self.metrics, gone);
+        let network = PodNetwork {
+            namespace: Some(Namespace::open(file)?),
+            files: cgroup.map_or_else(PodFiles::own, PodFiles::of_cgroup),
+            api_servers: ApiServers::Redirected(self.targets.subscribe()),
+        };
+        let egress = PodEgress::new(served.policy.clone(), Some(network), &served.guards);
+        let served = ServedPod { validity: subscription.validity, egress, ..served };
+        served.settle(self.write_drain_timeout, subscription.publish, &self.drain);
+        self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
+        let listener = self.networks.join(*id, file, slot)?;
+        self.interceptor.beat(u32::from(slot.get()))?;
+        self.heartbeat.join(slot);
+        if let Some(listener) = listener {
+            self.interceptor.listen(slot, listener)?;
+        }
+        // Where that fails, the pod goes on over IPv4.
+        let native = Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
+        if let Err(error) = native {
+            info!(pod = %pod.name, error = &error as &dyn std::error::Error, "no IPv6 of our own");
+        }
+        Ok(())
+    }
+
+    /// Stops taking a pod's connections, and ends the open ones.
+    pub(super) fn end(&mut self, slot: Slot, serving: Option<Serving>) {
+        let Some(Serving::Node(NodeServing { network, gone, .. })) = serving else { return };
+        self.heartbeat.leave(slot);
+        self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
+        self.networks.leave(network, slot);
+        gone.cancel();
+    }
+
+    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, ServedPod>)) {
+        self.served.send_modify(|pods| change(Arc::make_mut(pods)));
+    }
+}
