@@ -148,7 +148,7 @@ impl Tier {
     fn obstacle(self, programs: bool) -> Option<String> {
         match self {
             Self::Unit | Self::Socket => None,
-            Self::ControlPlane | Self::Node | Self::Operator if !setup::has_go() => Some("needs Go".to_owned()),
+            _ if !setup::has_go() => Some("needs Go".to_owned()),
             Self::Kernel | Self::Node | Self::Operator if !is_root() => Some("needs root".to_owned()),
             Self::ControlPlane if !tools::h2spec().is_file() => Some("needs h2spec".to_owned()),
             Self::ControlPlane => setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl"])),

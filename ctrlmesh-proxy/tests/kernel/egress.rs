@@ -10,6 +10,7 @@ use crate::harness::until;
 use crate::operators::served;
 
 mod bed;
+mod clients;
 mod names;
 mod forward;
 mod faults;
