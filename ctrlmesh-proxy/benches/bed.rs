@@ -5,6 +5,7 @@ pub(crate) mod load;
 pub(crate) mod process;
 pub(crate) mod profile;
 pub(crate) mod relay;
+pub(crate) mod usage;
 #[path = "../tests/harness/pki.rs"]
 #[allow(dead_code, reason = "the harness of the tests has more")]
 pub(crate) mod pki;

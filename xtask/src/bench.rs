@@ -7,7 +7,7 @@ use crate::run::{cargo, run};
 use crate::{build_ebpf, setup};
 
 /// Benchmarks, and the crate and target that each is in.
-const BENCHES: [(&str, &str, &str); 11] = [
+const BENCHES: [(&str, &str, &str); 12] = [
     ("connect", "ctrlmesh-proxy", "connect"),
     ("decide", "ctrlmesh-proxy", "decide"),
     ("guard", "ctrlmesh-proxy", "decide"),
@@ -17,6 +17,7 @@ const BENCHES: [(&str, &str, &str); 11] = [
     ("rule", "ctrlmesh-proxy", "proxy"),
     ("idle", "ctrlmesh-proxy", "proxy"),
     ("profile", "ctrlmesh-proxy", "proxy"),
+    ("relay", "ctrlmesh-proxy", "relay"),
     ("manager", "ctrlmesh-e2e", "manager"),
     ("fence", "ctrlmesh-e2e", "fence"),
 ];
@@ -24,8 +25,8 @@ const BENCHES: [(&str, &str, &str); 11] = [
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Which benchmark (connect, decide, guard, request, list, watch, rule, idle, profile, manager or fence); without
-    /// it, all of them
+    /// Which benchmark (connect, decide, guard, request, list, watch, rule, idle, profile, relay, manager or
+    /// fence); without it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds

@@ -44,10 +44,14 @@ const OF_TESTS: [Need; 2] = [
 ];
 
 /// What only benchmarks need.
-const OF_BENCHES: [Need; 1] = [("nginx-light", "the benchmark: what we are compared with", "nginx")];
+const OF_BENCHES: [Need; 2] = [
+    ("haproxy", "the benchmark: what we are compared with", "haproxy"),
+    ("nginx-light", "the benchmark: what we are compared with", "nginx"),
+];
 
 /// Units of systemd that would run what Debian's packages bring: the beds start their own.
-const UNITS: [(&str, &str); 2] = [("containerd", "containerd.service"), ("nginx-light", "nginx.service")];
+const UNITS: [(&str, &str); 3] =
+    [("containerd", "containerd.service"), ("haproxy", "haproxy.service"), ("nginx-light", "nginx.service")];
 
 /// What keeps Debian's packages from starting what they bring, where it is there: see policy-rc.d(8).
 const POLICY: &str = "/usr/sbin/policy-rc.d";
