@@ -7,7 +7,7 @@ use std::time::Duration;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::policy::fault::{ApiFaultKind, WHOLE};
 use ctrlmesh_request::egress::Visible;
-use ctrlmesh_request::fault::{Effects, EgressRequest, Faults, FaultyRequest};
+use ctrlmesh_request::fault::{Effects, EgressRequest, Faults, FaultyRequest, Hit, What};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite::status::Status;
 use ctrlmesh_runtime::drain::Drain;
@@ -21,6 +21,11 @@ use tracing::{debug, warn};
 use crate::metrics::Metrics;
 use crate::policy::{Current, FollowedPolicy};
 
+mod past;
+
+use past::PastVersions;
+pub(crate) use past::{Recorded, Recording};
+
 /// The longest wait that a timer takes: about a year.
 pub(crate) const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
 
@@ -31,6 +36,8 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct PodFaults {
     state: Mutex<State>,
+    /// For lists that are answered from an older state.
+    past: Arc<PastVersions>,
     metrics: Arc<Metrics>,
 }
 
@@ -41,7 +48,7 @@ struct State {
 }
 
 /// What one request meets.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct MetFaults {
     of: Arc<PodFaults>,
     /// The policy with the faults.
@@ -63,7 +70,7 @@ impl PodFaults {
     /// Follows the faults of `current`.
     pub fn new(current: Current, metrics: &Arc<Metrics>) -> Arc<Self> {
         let state = State { policy: FollowedPolicy::new(current), faults: Arc::default() };
-        Arc::new(Self { state: Mutex::new(state), metrics: metrics.clone() })
+        Arc::new(Self { state: Mutex::new(state), past: Arc::default(), metrics: metrics.clone() })
     }
 
     /// What a request to the API server for `path` meets now.
@@ -109,11 +116,16 @@ impl PodFaults {
 
     /// Counts what is done to a request for `subject`, a path or a host.
     fn count(&self, faults: &Faults, effects: &Effects, subject: &str) {
-        for hit in &effects.hits {
-            let name = faults.name(hit.rule).unwrap_or_default();
-            debug!(fault = name, effect = hit.what.name(), subject, "fault injected");
-            self.metrics.faults.injected(&name, hit.what.name());
+        // An older state may not be known.
+        for hit in effects.hits.iter().filter(|hit| !is_stale(hit)) {
+            self.count_hit(faults, *hit, subject);
         }
+    }
+
+    fn count_hit(&self, faults: &Faults, hit: Hit, subject: &str) {
+        let name = faults.name(hit.rule).unwrap_or_default();
+        debug!(fault = name, effect = hit.what.name(), subject, "fault injected");
+        self.metrics.faults.injected(&name, hit.what.name());
     }
 
     /// The policy that is in force, and its faults.
@@ -192,6 +204,42 @@ impl MetFaults {
         &self.effects.on_answer
     }
 
+    /// The collection of a list that is to be answered from an older state.
+    pub(crate) fn recorded(&self, info: &RequestInfo<'_>) -> Option<Recorded> {
+        let age = self.ages().max()?;
+        Some(Recorded { group: info.api_group().to_owned(), resource: info.resource().to_owned(), age })
+    }
+
+    /// Whether it is a list that is to be answered from an older state.
+    pub(crate) fn is_stale_list(&self) -> bool {
+        self.ages().next().is_some()
+    }
+
+    /// How old the state is to be, of each fault that says so.
+    fn ages(&self) -> impl Iterator<Item = Duration> {
+        self.on_answer().iter().filter_map(|kind| match kind {
+            ApiFaultKind::Stale { age_nanoseconds } => Some(Duration::from_nanos(*age_nanoseconds)),
+            _ => None,
+        })
+    }
+
+    /// The version that the collection had at that time, where it is known.
+    pub(crate) fn past_version(&self, of: &Recorded) -> Option<u64> {
+        self.of.past.version(of, Instant::now())
+    }
+
+    /// Begins to record the versions of a collection; `None` where that is done already.
+    pub(crate) fn record(&self, what: Recorded) -> Option<Recording> {
+        self.of.past.record(what)
+    }
+
+    /// Counts a list of `path` that was answered from an older state.
+    pub(crate) fn count_stale(&self, path: &str) {
+        for hit in self.effects.hits.iter().filter(|hit| is_stale(hit)) {
+            self.of.count_hit(&self.faults, *hit, path);
+        }
+    }
+
     /// Ready once that is done no more: also once shutdown begins, and once another policy changes what the client
     /// sees. What it may see no more is to reach it without a delay.
     pub(crate) fn into_lifted(self, drain: Drain) -> Pin<Box<dyn Future<Output = ()>>> {
@@ -202,6 +250,10 @@ impl MetFaults {
             }
         })
     }
+}
+
+fn is_stale(hit: &Hit) -> bool {
+    matches!(hit.what, What::Api(ApiFaultKind::Stale { .. }))
 }
 
 fn has_header(headers: &HeaderMap, name: &str, value: &str) -> bool {

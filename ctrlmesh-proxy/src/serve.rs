@@ -9,6 +9,7 @@ mod shaping;
 mod reply;
 mod refuse;
 mod websocket;
+mod stale;
 mod version_check;
 mod failure;
 mod admission;

@@ -131,6 +131,8 @@ pub struct Abort {
         .message("delay: is required with the type DelayEvents, and allowed with no other"),
     validation = Rule::new("has(self.bytesPerSecond) == (self.type == 'SlowBody')")
         .message("bytesPerSecond: is required with the type SlowBody, and allowed with no other"),
+    validation = Rule::new("has(self.age) == (self.type == 'Stale')")
+        .message("age: is required with the type Stale, and allowed with no other"),
     validation = Rule::new("!has(self.after) || self.type == 'CutWatch'")
         .message("after: is allowed with the type CutWatch only"),
     validation = Rule::new("!has(self.retryAfterSeconds) || self.type == 'TooManyRequests'")
@@ -167,6 +169,15 @@ pub struct ApiFault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000), extend("format" = "int64"))]
     pub bytes_per_second: Option<u32>,
+    /// How old the state is that a list is answered from: 1s to 1m. Required with the type `Stale`, absent with every
+    /// other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = rules::DURATION)
+    )]
+    #[x_kube(validation = Rule::new(rules::STATE_AGE).message(rules::STATE_AGE_MESSAGE))]
+    pub age: Option<String>,
     /// When the client may come again, with the type `TooManyRequests`: 1 to 86400 (a day). Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400), extend("format" = "int64"))]
@@ -184,6 +195,8 @@ pub enum ApiFaultType {
     CutWatch,
     /// Each event of a watch arrives late, in order.
     DelayEvents,
+    /// A list is answered from an older state, as by an API server that lags behind.
+    Stale,
     /// An update or patch is answered 409: the object has changed meanwhile.
     Conflict,
     /// The answer arrives slowly.

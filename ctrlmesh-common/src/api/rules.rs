@@ -41,6 +41,14 @@ pub(super) const POSITIVE_DURATION: &str =
 /// What [`POSITIVE_DURATION`] says where it does not hold.
 pub(super) const POSITIVE_DURATION_MESSAGE: &str = "must be a duration greater than zero, such as 500ms, 10s or 1h30m";
 
+/// Rule of the age of a state that a list is answered from. An API server keeps 75 s of events, whatever happens
+/// (`eventFreshDuration` in `watch_cache.go`): a watch from a state that is older could be too old for it.
+pub(super) const STATE_AGE: &str = "self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') \
+     && duration(self) >= duration('1s') && duration(self) <= duration('1m')";
+
+/// What [`STATE_AGE`] says where it does not hold.
+pub(super) const STATE_AGE_MESSAGE: &str = "must be a duration from 1s to 1m";
+
 /// Pattern of a share of a hundred.
 pub(super) const PERCENT: &str = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$";
 

@@ -1,5 +1,7 @@
 //! The faults that a pod's requests meet.
 
+use std::ops::RangeInclusive;
+
 use jiff::tz::TimeZone;
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
@@ -11,6 +13,10 @@ pub const MAX_REGEXES: usize = 16;
 
 /// The most memory that a compiled regular expression takes, in bytes.
 pub const MAX_REGEX_BYTES: usize = 1 << 20;
+
+/// The ages, in nanoseconds, that the state may have which a list is answered from: 1 s to 1 min. An API server keeps
+/// 75 s of events, whatever happens.
+pub const STATE_AGES: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
 
 /// All of a share.
 pub const WHOLE: u32 = 1_000_000_000;
@@ -99,6 +105,11 @@ pub enum ApiFaultKind {
     DelayEvents {
         /// In nanoseconds.
         nanoseconds: u64,
+    },
+    /// A list is answered from an older state.
+    Stale {
+        /// How old the state is at least, in nanoseconds.
+        age_nanoseconds: u64,
     },
     /// An update or patch is answered 409.
     Conflict,
@@ -209,6 +220,12 @@ pub enum FaultError {
     /// What is said of the API server's resources and answers means nothing elsewhere.
     #[error("http.ports: are not allowed beside requests and apiFault, which are for the API server")]
     Ports,
+    /// Such a state may be gone already, or be the newest.
+    #[error("apiFault.stale.ageNanoseconds: {nanoseconds} is not allowed; allowed are 1000000000 to 60000000000")]
+    Age {
+        /// The policy's.
+        nanoseconds: u64,
+    },
     /// Nothing would ever arrive.
     #[error("apiFault.slowBody.bytesPerSecond: must be at least 1")]
     Speed,
@@ -252,8 +269,11 @@ impl Fault {
         if is_for_api_server && self.http.iter().any(|one| !one.ports.is_empty()) {
             return Err(FaultError::Ports);
         }
-        match self.api_fault {
-            Some(ApiFault { kind: ApiFaultKind::SlowBody { bytes_per_second: 0 }, .. }) => Err(FaultError::Speed),
+        match self.api_fault.map(|fault| fault.kind) {
+            Some(ApiFaultKind::SlowBody { bytes_per_second: 0 }) => Err(FaultError::Speed),
+            Some(ApiFaultKind::Stale { age_nanoseconds }) if !STATE_AGES.contains(&age_nanoseconds) => {
+                Err(FaultError::Age { nanoseconds: age_nanoseconds })
+            }
             _ => Ok(()),
         }
     }
@@ -318,6 +338,18 @@ mod tests {
         assert_eq!(Fault { requests: vec![request], ..elsewhere.clone() }.check(), Err(FaultError::Ports));
         assert_eq!(Fault { api_fault: Some(lost), ..elsewhere }.check(), Err(FaultError::Ports));
         assert_eq!(Fault { api_fault: Some(lost), ..fault(&[at(&[])]) }.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_state_is_neither_the_newest_nor_gone() {
+        for (nanoseconds, is_allowed) in
+            [(0, false), (999_999_999, false), (1_000_000_000, true), (60_000_000_000, true), (60_000_000_001, false)]
+        {
+            let kind = ApiFaultKind::Stale { age_nanoseconds: nanoseconds };
+            let stale = Fault { api_fault: Some(ApiFault { kind, share: WHOLE }), ..fault(&[]) };
+            let expected = if is_allowed { Ok(()) } else { Err(FaultError::Age { nanoseconds }) };
+            assert_eq!(stale.check(), expected);
+        }
     }
 
     #[test]

@@ -78,6 +78,7 @@ fn api_fault(spec: &api::ApiFault) -> ApiFault {
         ApiFaultType::ExpireWatch => ApiFaultKind::ExpireWatch,
         ApiFaultType::CutWatch => ApiFaultKind::CutWatch { after_nanoseconds: duration(&spec.after) },
         ApiFaultType::DelayEvents => ApiFaultKind::DelayEvents { nanoseconds: duration(&spec.delay) },
+        ApiFaultType::Stale => ApiFaultKind::Stale { age_nanoseconds: duration(&spec.age) },
         ApiFaultType::Conflict => ApiFaultKind::Conflict,
         ApiFaultType::SlowBody => {
             ApiFaultKind::SlowBody { bytes_per_second: spec.bytes_per_second.unwrap_or_default() }

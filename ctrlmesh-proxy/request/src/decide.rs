@@ -15,7 +15,7 @@ mod shard;
 
 pub use fence::{FencedWrite, Written, lapses, written};
 pub use lock::{InFields, LockPlan, Rename};
-pub use shard::{NotOlderThan, goes_on_from};
+pub use shard::{NotOlderThan, goes_on_from, oldest_wanted};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {

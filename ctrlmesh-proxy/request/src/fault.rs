@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use regex::Regex;
 
+use crate::decide;
 use crate::egress::Target;
 use crate::guard::matches;
 use crate::request::RequestInfo;
@@ -196,6 +197,7 @@ impl What {
             Self::Api(ApiFaultKind::ExpireWatch) => "expire_watch",
             Self::Api(ApiFaultKind::CutWatch { .. }) => "cut_watch",
             Self::Api(ApiFaultKind::DelayEvents { .. }) => "delay_events",
+            Self::Api(ApiFaultKind::Stale { .. }) => "stale",
             Self::Api(ApiFaultKind::Conflict) => "conflict",
             Self::Api(ApiFaultKind::SlowBody { .. }) => "slow_body",
             Self::Api(ApiFaultKind::TooManyRequests { .. }) => "too_many_requests",
@@ -213,6 +215,7 @@ fn can_meet(kind: ApiFaultKind, info: &RequestInfo<'_>) -> bool {
     match kind {
         ApiFaultKind::ExpireWatch | ApiFaultKind::CutWatch { .. } | ApiFaultKind::DelayEvents { .. } => info.is_watch(),
         ApiFaultKind::AnswerLost => !info.is_long_running(),
+        ApiFaultKind::Stale { .. } => decide::oldest_wanted(info).is_some(),
         ApiFaultKind::Conflict => info.is_resource_request() && matches!(info.verb(), "update" | "patch"),
         // The bytes of an upgraded connection are no body.
         ApiFaultKind::SlowBody { .. } => info.is_watch() || !info.is_long_running(),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::decide::Plan;
-use crate::request::RequestInfo;
+use crate::request::{Query, RequestInfo};
 
 mod document;
 
@@ -42,6 +42,17 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
         target.push_str(&String::from_utf8_lossy(&query));
     }
     target
+}
+
+/// The path and query of a list, to ask for the state at this version. `None` where the query would be too long for the
+/// server, which would then read none of it.
+pub fn at_version(list: &str, version: u64) -> Option<String> {
+    let (path, query) = list.split_once('?').unwrap_or((list, ""));
+    if !Query::new(query.as_bytes()).has_room_for(2) {
+        return None;
+    }
+    let query = selector::exactly(query.as_bytes(), version);
+    Some(format!("{path}?{}", String::from_utf8_lossy(&query)))
 }
 
 /// The frames of a recorded watch, without their lengths.

@@ -115,7 +115,10 @@ impl Session {
         let (write, faults) = (pending.write.take(), pending.faults.take());
         let long_running = pending.long_running;
         let response = match &write {
-            None => self.send(&UsedConnection::default(), request, long_running, on_informational).await,
+            None => match faults.as_deref().zip(pending.reading.as_ref()).filter(|(met, _)| met.is_stale_list()) {
+                None => self.send(&UsedConnection::default(), request, long_running, on_informational).await,
+                Some((met, reading)) => Box::pin(self.send_stale(request, info, target, reading.policy(), met)).await,
+            },
             Some(write) => {
                 // Much time may have passed since it was looked at first.
                 self.check_confirmed(pending.validity.as_ref(), info, target)?;
@@ -157,7 +160,7 @@ impl Session {
         })
     }
 
-    async fn send(
+    pub(super) async fn send(
         &self,
         used: &UsedConnection,
         request: Request<Relay>,

@@ -127,6 +127,12 @@ impl PolicyView {
         }
     }
 
+    /// Whether no client may have read that version under an earlier policy.
+    pub(crate) fn is_newer_than_past(&self, now: &InForce, info: &RequestInfo<'_>, version: u64) -> bool {
+        let suspects = self.history.suspects(now, (info.api_group(), info.resource()), version);
+        suspects.is_ok_and(|suspects| suspects.is_empty())
+    }
+
     /// Earlier policies of which it is not known up to which version clients read under them.
     pub(crate) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<PendingVersions> {
         self.history.unread(now, (info.api_group(), info.resource()))

@@ -142,7 +142,8 @@ impl RequestTemplate {
         HeaderValue::try_from(accept).map_err(|_unfit| SpliceError::Target)
     }
 
-    fn request(&self, target: PathAndQuery) -> Result<Request<Relay>, SpliceError> {
+    /// A request of the proxy's own, without a body.
+    pub(crate) fn request(&self, target: PathAndQuery) -> Result<Request<Relay>, SpliceError> {
         let mut parts = self.uri.clone().into_parts();
         parts.path_and_query = Some(target);
         let mut request = Request::new(Relay::Empty);

@@ -6,11 +6,12 @@ use ctrlmesh_common::api::{
     ApiFault, ApiFaultType, EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch,
 };
 use ctrlmesh_common::policy::egress::MAX_PORTS;
-use ctrlmesh_common::policy::fault::{MAX_REGEXES, whole_match};
+use ctrlmesh_common::policy::fault::{MAX_REGEXES, STATE_AGES, whole_match};
 use jiff::tz::TimeZone;
 
 use super::access::check_ports;
 use super::{Report, positive_duration, regular_expression, required_selector};
+use crate::rules::breaker::nanoseconds;
 
 /// In a leap year.
 const DAYS: [i32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
@@ -73,12 +74,17 @@ fn check_api_fault(field: &str, fault: &ApiFault, report: &mut Report) {
     };
     detail("delay", ApiFaultType::DelayEvents, fault.delay.is_some(), true);
     detail("bytesPerSecond", ApiFaultType::SlowBody, fault.bytes_per_second.is_some(), true);
+    detail("age", ApiFaultType::Stale, fault.age.is_some(), true);
     detail("after", ApiFaultType::CutWatch, fault.after.is_some(), false);
     detail("retryAfterSeconds", ApiFaultType::TooManyRequests, fault.retry_after_seconds.is_some(), false);
     for (name, duration) in [("delay", &fault.delay), ("after", &fault.after)] {
         if let Some(duration) = duration {
             positive_duration(&format!("{field}.{name}"), duration, report);
         }
+    }
+    let is_allowed = |age: &String| nanoseconds(age).is_some_and(|age| STATE_AGES.contains(&age));
+    if let Some(age) = fault.age.as_ref().filter(|age| !is_allowed(age)) {
+        report.error(format!("{field}.age"), format!("{age:?} must be a duration from 1s to 1m"));
     }
 }
 

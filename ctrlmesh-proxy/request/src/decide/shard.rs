@@ -8,7 +8,7 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
 
 use super::Refusal;
-use crate::request::RequestInfo;
+use crate::request::{Query, RequestInfo};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotOlderThan {
@@ -43,12 +43,28 @@ pub(super) fn selector(
 /// object of the resource has changed since, the API server may answer that list from its cache. The list then has the
 /// same version, and the client is refused for ever.
 pub(super) fn not_older_than(changed_at: u64, request: &RequestInfo<'_>) -> Option<NotOlderThan> {
-    let query = request.query();
     let takes_state = match request.verb() {
         "list" => continued(request).is_none(),
-        "watch" => query.is_set("sendInitialEvents"),
+        "watch" => request.query().is_set("sendInitialEvents"),
         _ => false,
     };
+    let asked = minimum(request.query()).filter(|asked| takes_state && *asked < changed_at)?;
+    Some(NotOlderThan { version: changed_at, all: asked == 0 })
+}
+
+/// The oldest version that a list may be answered from, though it may ask for the newest; 0 is any. `None` where it
+/// asks for just one, goes on from one, or is no list.
+pub fn oldest_wanted(request: &RequestInfo<'_>) -> Option<u64> {
+    let query = request.query();
+    if request.verb() != "list" || continued(request).is_some() {
+        return None;
+    }
+    let is_absent = |key| query.text(key).is_none_or(|text| text.is_empty());
+    if is_absent("resourceVersion") { is_absent("resourceVersionMatch").then_some(0) } else { minimum(query) }
+}
+
+/// The version that a state may not be older than; `None` where the query names none, or just one.
+fn minimum(query: Query<'_>) -> Option<u64> {
     let asked: u64 = query.text("resourceVersion")?.parse().ok()?;
     let limited = query.text("limit").is_some_and(|limit| limit != "0");
     // With a limit and a version, and nothing more, exactly that version is meant.
@@ -56,8 +72,7 @@ pub(super) fn not_older_than(changed_at: u64, request: &RequestInfo<'_>) -> Opti
         None | Some("") => asked == 0 || !limited,
         Some(text) => text == "NotOlderThan",
     };
-    let takes_older = takes_state && takes_later && asked < changed_at;
-    takes_older.then_some(NotOlderThan { version: changed_at, all: asked == 0 })
+    takes_later.then_some(asked)
 }
 
 /// The version from which a watch, or a further page of a list, continues; `None` for a first request. A page whose

@@ -250,3 +250,28 @@ fn without_limits_and_lock_everything_passes() {
     let pass = Policy { mode: Mode::Pass, ..policy() };
     assert_eq!(decide(&pass, &request), Decision::Pass);
 }
+
+#[test]
+fn a_list_tells_from_which_version_on_it_may_be_answered() {
+    for (target, expected) in [
+        ("/api/v1/pods", Some(0)),
+        ("/api/v1/pods?resourceVersion=&limit=500", Some(0)),
+        ("/api/v1/pods?resourceVersion=0&limit=500", Some(0)),
+        ("/api/v1/pods?resourceVersion=7", Some(7)),
+        ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=500", Some(7)),
+        ("/api/v1/pods?resourceVersion=7&limit=500", None),
+        ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=Exact", None),
+        ("/api/v1/pods?resourceVersionMatch=Exact", None),
+        ("/api/v1/pods?resourceVersion=seven", None),
+        ("/api/v1/pods?limit=500&continue=abc", None),
+        ("/api/v1/pods?watch=1", None),
+        ("/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", None),
+        ("/api/v1/namespaces/a/pods/one", None),
+        ("/healthz", None),
+    ] {
+        let request = RequestInfo::parse("GET", target).unwrap();
+        assert_eq!(oldest_wanted(&request), expected, "{target}");
+    }
+    let all = RequestInfo::parse("DELETE", "/api/v1/namespaces/a/pods").unwrap();
+    assert_eq!(oldest_wanted(&all), None);
+}

@@ -36,6 +36,7 @@ pub(super) fn of_api(fault: &Fault, kind: ApiFaultKind, info: &RequestInfo<'_>) 
         | ApiFaultKind::CutWatch { .. }
         | ApiFaultKind::DelayEvents { .. }
         | ApiFaultKind::SlowBody { .. }
+        | ApiFaultKind::Stale { .. }
         | ApiFaultKind::GoAway => return None,
     })
 }

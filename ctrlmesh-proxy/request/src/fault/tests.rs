@@ -114,6 +114,7 @@ fn api_faults_hit_only_what_an_api_server_does_them_to() {
         (ApiFaultKind::DelayEvents { nanoseconds: 1 }, [true, false, false, false]),
         (slow, [true, true, true, true]),
         (ApiFaultKind::GoAway, [true, true, true, true]),
+        (ApiFaultKind::Stale { age_nanoseconds: 1_000_000_000 }, [false, true, false, false]),
     ] {
         let faults = [api("a", kind)];
         let hit = |method, target: &str| !met(&faults, method, target).on_answer.is_empty();

@@ -1,8 +1,8 @@
 //! Puts the policy's selector and the lock's name into a target.
 //!
-//! One `labelSelector` is left. It is the first parameter, and the policy's requirements stand in it before the
-//! client's text. So the client cannot end, hide or replace them: the server's scanner stops at a NUL byte, and the
-//! first of repeated keys counts.
+//! One `labelSelector` is left. It stands before all that the client wrote, and the policy's requirements stand in it
+//! before the client's text. So the client cannot end, hide or replace them: the server's scanner stops at a NUL byte,
+//! and the first of repeated keys counts.
 
 use ctrlmesh_common::selector::Selector;
 
@@ -37,17 +37,25 @@ pub fn narrowed(query: &[u8], policy: &Selector) -> Vec<u8> {
 
 /// The query that asks for a state from this version on.
 pub(super) fn not_older_than(query: &[u8], than: NotOlderThan) -> Vec<u8> {
-    let version = than.version;
-    let mut newer = format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan").into_bytes();
-    let replaced = |pair: &Pair<'_>| {
-        let version = ["resourceVersion", "resourceVersionMatch"].iter().any(|key| pair.is(key));
-        version || than.all && pair.is("limit")
-    };
-    for pair in Query::new(query).pairs().filter(|pair| !replaced(pair)) {
-        newer.push(b'&');
-        newer.extend(pair.raw);
+    let replaced = |pair: &Pair<'_>| than.all && pair.is("limit");
+    at_version(query, than.version, "NotOlderThan", replaced)
+}
+
+/// The query that asks for the state at this version.
+pub(super) fn exactly(query: &[u8], version: u64) -> Vec<u8> {
+    at_version(query, version, "Exact", |_| false)
+}
+
+/// The query that asks for this version, without what is `replaced`.
+fn at_version(query: &[u8], version: u64, matching: &str, replaced: impl Fn(&Pair<'_>) -> bool) -> Vec<u8> {
+    let mut asking = format!("resourceVersion={version}&resourceVersionMatch={matching}").into_bytes();
+    let is_version = |pair: &Pair<'_>| ["resourceVersion", "resourceVersionMatch"].iter().any(|key| pair.is(key));
+    let pairs = Query::new(query).pairs().filter(|pair| !query.is_empty() && !is_version(pair) && !replaced(pair));
+    for pair in pairs {
+        asking.push(b'&');
+        asking.extend(pair.raw);
     }
-    newer
+    asking
 }
 
 /// The path with another name in the place of the object's.

@@ -208,3 +208,22 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_list_asks_for_one_state_and_nothing_else_changes() {
+    let exact = "resourceVersion=70&resourceVersionMatch=Exact";
+    for (list, expected) in [
+        ("/api/v1/pods", format!("/api/v1/pods?{exact}")),
+        ("/api/v1/pods?", format!("/api/v1/pods?{exact}")),
+        ("/api/v1/pods?resourceVersion=0", format!("/api/v1/pods?{exact}")),
+        (
+            "/api/v1/pods?labelSelector=a%3D1&limit=5&resource%56ersion=9&resourceVersionMatch=NotOlderThan&a=b?c",
+            format!("/api/v1/pods?{exact}&labelSelector=a%3D1&limit=5&a=b?c"),
+        ),
+    ] {
+        assert_eq!(at_version(list, 70), Some(expected), "{list}");
+    }
+    let pairs = |count: usize| format!("/api/v1/pods?{}", ["a"].repeat(count).join("&"));
+    assert!(at_version(&pairs(9_998), 70).is_some());
+    assert_eq!(at_version(&pairs(9_999), 70), None, "the server would read none of it");
+}

@@ -4,9 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::process::Command;
 
+use http::Version;
 use serde_json::{Value, json};
 
-use crate::bed::{ALWAYS, Bed, changes, create_objects, selector_after, write, write_faulty, write_policy};
+use crate::bed::{ALWAYS, Bed, changes, create_objects, names, selector_after, write, write_faulty, write_policy};
 use crate::go::{self, Running};
 use crate::harness::client::plain_get;
 use crate::harness::proxy::Proxy;
@@ -145,4 +146,49 @@ async fn an_informer_survives_what_api_servers_do_in_protobuf_over_http2() {
 #[tokio::test]
 async fn an_informer_survives_what_api_servers_do_in_json_over_http1() {
     an_informer_survives(&faults(), &["-content-type", "application/json", "-http1"]).await;
+}
+
+/// It lists what was there before objects came and went, and watches from there.
+async fn an_informer_catches_up_from_an_older_state(more: &[&str]) {
+    const SELECTOR: &str = "slot in (5,6,9)";
+    let bed = Bed::new().await;
+    create_objects(&bed).await;
+    let proxy = bed.proxy("policy", SELECTOR);
+    let old_lists = fault("list", &json!({"stale": {"ageNanoseconds": 5_000_000_000_u64}}));
+    write_faulty(&bed.pki, "policy", SELECTOR, 2, &json!([old_lists]));
+    let injected = async || {
+        let page = plain_get(proxy.admin, "/metrics").await.1;
+        let count = page.lines().find(|line| line.contains("faults_injected_total{") && line.contains("\"stale\""));
+        count.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+    };
+    bed.create("leaves", 5).await;
+    let list = async || bed.through(&proxy, Version::HTTP_2, &bed.config_maps()).await.1;
+    until("the older state to be known", || async {
+        list().await;
+        injected().await > 0.0
+    })
+    .await;
+    until("the object to be in it", || async { names(&list().await).contains("leaves") }).await;
+    bed.admin("DELETE", &format!("{}/leaves", bed.config_maps()), &Value::Null).await.unwrap();
+    bed.create("joins", 5).await;
+    let old = names(&list().await);
+    assert!(old.contains("leaves") && !old.contains("joins"), "{old:?}");
+    let before = injected().await;
+    let mut informer = informer(&bed, &proxy, more);
+    assert!(injected().await > before, "its list");
+    let truth = json!(bed.truth(SELECTOR).await);
+    let informer = RefCell::new(&mut informer);
+    until("the store to equal the API server", || async { informer.borrow_mut().state()["store"] == truth }).await;
+    let state = informer.borrow_mut().state();
+    assert_eq!((&state["lists"], &state["watches"], &state["wrong"]), (&json!(1), &json!(1), &json!([])));
+}
+
+#[tokio::test]
+async fn an_informer_survives_an_older_state_in_protobuf_over_http2() {
+    an_informer_catches_up_from_an_older_state(&[]).await;
+}
+
+#[tokio::test]
+async fn an_informer_survives_an_older_state_in_json_over_http1() {
+    an_informer_catches_up_from_an_older_state(&["-content-type", "application/json", "-http1"]).await;
 }
