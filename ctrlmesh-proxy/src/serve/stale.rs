@@ -30,12 +30,13 @@ impl Session {
         met: &MetFaults,
     ) -> Result<Response<Relay>, Failure> {
         let send = async |request| self.send(&UsedConnection::default(), request, false, |_| {}).await;
-        let template = RequestTemplate::new(&request, target.clone());
+        let template = || RequestTemplate::new(&request, target.clone());
         let version = self.past_version(&template, info, met);
         let version = version.filter(|version| self.may_list_at(*version, info, policy));
         let Some(stale) = version.and_then(|version| at_version(request.uri(), version)) else {
             return send(request).await;
         };
+        let template = template();
         let meant = std::mem::replace(request.uri_mut(), stale);
         let answered = send(request).await?;
         if matches!(answered.status(), StatusCode::GONE | StatusCode::BAD_REQUEST) {
@@ -50,14 +51,17 @@ impl Session {
     /// The version that the collection had some time ago. From now on its versions are recorded.
     fn past_version(
         self: &Rc<Self>,
-        template: &RequestTemplate,
+        template: &dyn Fn() -> RequestTemplate,
         info: &RequestInfo<'_>,
         met: &MetFaults,
     ) -> Option<u64> {
         let recorded = met.recorded(info)?;
         let version = met.past_version(&recorded);
-        if let Some(recording) = met.record(recorded) {
-            let recording = record(Rc::downgrade(self), template.clone(), recording, met.clone());
+        // Without memory for the request, nothing is recorded.
+        let budget = self.resources.unread.budget();
+        let begun = met.record(recorded).and_then(|begun| Some((begun, template().reserved(budget)?)));
+        if let Some((recording, template)) = begun {
+            let recording = record(Rc::downgrade(self), template, recording, met.clone());
             self.server.drain.spawn_local(recording);
         }
         version

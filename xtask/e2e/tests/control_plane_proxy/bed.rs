@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
 
+use bytes::Bytes;
 use ctrlmesh_testbed::ControlPlane;
 use http::{Request, StatusCode, Version};
 use http_body_util::Full;
@@ -118,12 +119,14 @@ impl Bed {
     }
 
     async fn ask(&self, pki: &Pki, address: SocketAddr, version: Version, target: &str, accept: &str) -> Answer {
-        let request = Request::get(target)
-            .header("authorization", format!("Bearer {}", self.token))
-            .header("accept", accept)
-            .body(Full::default())
-            .unwrap();
-        Client::connect(pki, address, version).await.ask(request).await
+        Client::connect(pki, address, version).await.ask(self.get(target, accept)).await
+    }
+
+    /// The operator's request.
+    pub(crate) fn get(&self, target: &str, accept: &str) -> Request<Full<Bytes>> {
+        let token = format!("Bearer {}", self.token);
+        let request = Request::get(target).header("authorization", token).header("accept", accept);
+        request.body(Full::default()).unwrap()
     }
 
     pub(crate) fn upstream(&self) -> SocketAddr {

@@ -6,10 +6,11 @@ use std::process::Command;
 
 use http::Version;
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 
 use crate::bed::{ALWAYS, Bed, changes, create_objects, names, selector_after, write, write_faulty, write_policy};
 use crate::go::{self, Running};
-use crate::harness::client::plain_get;
+use crate::harness::client::{Client, plain_get};
 use crate::harness::proxy::Proxy;
 use crate::harness::{soon, until};
 
@@ -154,7 +155,7 @@ async fn an_informer_catches_up_from_an_older_state(more: &[&str]) {
     let bed = Bed::new().await;
     create_objects(&bed).await;
     let proxy = bed.proxy("policy", SELECTOR);
-    let old_lists = fault("list", &json!({"stale": {"ageNanoseconds": 5_000_000_000_u64}}));
+    let old_lists = fault("list", &json!({"stale": {"ageNanoseconds": 8_000_000_000_u64}}));
     write_faulty(&bed.pki, "policy", SELECTOR, 2, &json!([old_lists]));
     let injected = async || {
         let page = plain_get(proxy.admin, "/metrics").await.1;
@@ -162,7 +163,12 @@ async fn an_informer_catches_up_from_an_older_state(more: &[&str]) {
         count.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
     };
     bed.create("leaves", 5).await;
-    let list = async || bed.through(&proxy, Version::HTTP_2, &bed.config_maps()).await.1;
+    // Versions are recorded as long as the connection is open.
+    let operator = Mutex::new(Client::connect(&bed.pki, proxy.address, Version::HTTP_2).await);
+    let list = async || -> Value {
+        let answer = operator.lock().await.ask(bed.get(&bed.config_maps(), "application/json")).await;
+        serde_json::from_slice(&answer.body).unwrap()
+    };
     until("the older state to be known", || async {
         list().await;
         injected().await > 0.0
