@@ -13,6 +13,7 @@ pub mod egress;
 pub mod fault;
 pub mod fence;
 pub mod guard;
+pub mod webhook;
 mod error;
 mod pod_policy;
 
@@ -24,6 +25,7 @@ pub use fence::Fence;
 pub use guard::Guard;
 use guard::GuardError;
 pub use pod_policy::PodPolicy;
+pub use webhook::Webhook;
 
 /// The resources that leader election can lock on, by API group.
 pub const LOCK_RESOURCES: [(&str, &str); 3] =
@@ -64,6 +66,9 @@ pub struct Policy {
     /// Whether the pod has a forward proxy, at port 15002 of its loopback addresses.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forward_proxy: bool,
+    /// The admission webhook that the pod serves. Absent: its proxy takes no calls to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<Webhook>,
     /// Whether the pod's containers are ended before a policy comes into force that takes objects away. Only the node's
     /// proxy can do that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

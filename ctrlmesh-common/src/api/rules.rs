@@ -49,6 +49,9 @@ pub(super) const STATE_AGE: &str = "self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|
 /// What [`STATE_AGE`] says where it does not hold.
 pub(super) const STATE_AGE_MESSAGE: &str = "must be a duration from 1s to 1m";
 
+/// Pattern of a file's name: no folder, and neither `.` nor `..`.
+pub(super) const FILE_NAME: &str = r"^([^/.]|\.[^/.]|\.\.[^/])[^/]*$";
+
 /// Pattern of a share of a hundred.
 pub(super) const PERCENT: &str = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$";
 

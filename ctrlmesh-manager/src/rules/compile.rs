@@ -12,7 +12,7 @@
 //! the problem is reported. If two configs could own the same object, the one in force or accepted earlier
 //! stays.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use ctrlmesh_common::api::ShardingConfig;
@@ -37,11 +37,13 @@ mod record;
 mod clashes;
 mod egress;
 mod guards;
+mod webhook;
 
 use guards::Guarded;
 pub use operator::{Operator, operators};
 pub use policy::CompiledPolicy;
 use policy::ShardPolicies;
+use webhook::Webhooks;
 
 /// The input of [`compile`].
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +135,7 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
         Some(ShardPolicies::new(operator.full_name(), operator.version(), drafts.collect(), operator.owners()))
     });
     let mut shard_policies: Vec<Option<ShardPolicies<'_>>> = shard_policies.collect();
-    let mut guarded = Guarded::new(world.breakers, world.injections);
+    let mut own_policies = Vec::new();
     for (pod, mut shards) in shards_of_pods(world.members, &operators) {
         let last = before.get(&pod.name);
         if shards.len() > 1 {
@@ -151,15 +153,34 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
                 last.cloned()
             }
         };
-        let policy = policy.map(|policy| guarded.guard(policy, pod));
-        compiled.policies.extend(policy.map(|policy| (pod.name.clone(), policy)));
+        own_policies.extend(policy.map(|policy| (pod, policy)));
     }
-    troubles.extend(guarded.into_troubles());
+    let shard_policies: Vec<_> = shard_policies.iter().flatten().collect();
+    let webhooks = Webhooks::new(&operators, &shard_policies, &own_policies);
+    compiled.policies = with_additions(&own_policies, webhooks, world, &mut troubles);
     troubles.extend(world.members.iter().filter_map(bypassed));
     troubles.sort();
     troubles.dedup();
     compiled.troubles = troubles;
     compiled
+}
+
+/// Adds what changes nothing that a pod sees or owns: webhooks, and in the room that is left what CircuitBreakers and
+/// FaultInjections give.
+fn with_additions<'a>(
+    own_policies: &'a [MemberPolicy<'_>],
+    mut webhooks: Webhooks<'a>,
+    world: World<'_>,
+    troubles: &mut Vec<Trouble>,
+) -> PoliciesByPod {
+    let mut guarded = Guarded::new(world.breakers, world.injections);
+    let policies = own_policies.iter().map(|(pod, policy)| {
+        let policy = guarded.guard(webhooks.add(policy), pod);
+        (pod.name.clone(), policy)
+    });
+    let policies = policies.collect();
+    troubles.extend(webhooks.into_troubles().chain(guarded.into_troubles()));
+    policies
 }
 
 /// Indices of `operators` that get no new policy because another one has precedence.
@@ -188,15 +209,23 @@ fn drafts(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option
     operators.iter().map(&mut of).collect()
 }
 
-/// The policies that may be sent now. Of an operator whose status is not written yet, only guards, faults and egress
-/// rules are new.
+/// The policies that may be sent now. Of an operator whose status is not written yet, only guards, faults, egress rules
+/// and webhooks are new.
 pub fn sendable(compiled: &Compiled, before: &PoliciesByPod) -> PoliciesByPod {
+    // By the addresses of the last policy and of the new one. Pods that share both share the result.
+    let mut renewed: HashMap<(usize, usize), Arc<CompiledPolicy>> = HashMap::new();
+    let mut renew = |last: &Arc<CompiledPolicy>, policy: &Arc<CompiledPolicy>| {
+        let key = [last, policy].map(|one| Arc::as_ptr(one).addr()).into();
+        let with_additions = || {
+            let renewed = last.with_additions_of(policy);
+            if renewed.json().len() > MAX_POLICY_BYTES { last.clone() } else { renewed }
+        };
+        renewed.entry(key).or_insert_with(with_additions).clone()
+    };
     let policies = compiled.policies.iter().filter_map(|(pod, policy)| {
         let record = policy.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
         let is_written = record.is_none_or(|record| record.written);
-        let Policy { guards, faults, egress, .. } = &policy.policy;
-        let before = || before.get(pod).map(|last| last.with_guards(guards, faults, egress.as_ref()));
-        let policy = if is_written { Some(policy.clone()) } else { before() };
+        let policy = if is_written { Some(policy.clone()) } else { before.get(pod).map(|last| renew(last, policy)) };
         policy.map(|policy| (pod.clone(), policy))
     });
     policies.collect()
@@ -226,6 +255,9 @@ fn check_sizes(operator: &Operator<'_>, drafts: &Drafts) -> Result<(), Trouble> 
         ),
     })
 }
+
+/// An enrolled pod, and what it sees and owns.
+type MemberPolicy<'a> = (&'a Member, Arc<CompiledPolicy>);
 
 /// Index of the operator, and name of the shard.
 type ShardRef<'a> = (usize, &'a str);

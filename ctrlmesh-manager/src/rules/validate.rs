@@ -189,6 +189,10 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
             "must be the name of the operator's lock, a lower-case DNS subdomain",
         );
     }
+    if spec.webhook.as_ref().is_some_and(|webhook| webhook.certificate() == webhook.key()) {
+        let message = "must be another file than certName; without a name they are tls.key and tls.crt";
+        report.error("spec.webhook.keyName", message);
+    }
     match (&spec.root, &spec.selector) {
         (Some(_), Some(selector)) => {
             report.warning("spec.selector", "is ignored, because a root owns no pods itself");

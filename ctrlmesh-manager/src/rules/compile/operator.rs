@@ -254,6 +254,20 @@ impl Operator<'_> {
         matches!(self.division, Division::Root { .. })
     }
 
+    /// Whether it is a standalone ShardingConfig.
+    pub(super) fn is_alone(&self) -> bool {
+        matches!(self.division, Division::Alone { .. })
+    }
+
+    /// The names of its shards, as far as they are known.
+    pub(super) fn shard_names(&self) -> Vec<&str> {
+        match &self.division {
+            Division::Root { shards, .. } => shards.iter().map(|shard| shard.share.name.as_str()).collect(),
+            Division::Unknown { .. } => Vec::new(),
+            Division::Alone { .. } => vec![name(&self.config.metadata)],
+        }
+    }
+
     /// The ownership table of a root; without an epoch, unless it comes from a handover.
     pub(super) fn table(&self) -> Option<&Ownership> {
         match &self.division {

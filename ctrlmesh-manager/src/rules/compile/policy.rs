@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::{Egress, Fault, Fence, Guard, Policy, Redirect};
+use ctrlmesh_common::policy::{Egress, Fault, Fence, Guard, Policy, Redirect, Webhook};
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -90,6 +90,25 @@ impl CompiledPolicy {
         Arc::new(Self::new(self.shard.clone(), self.operator.clone(), self.version, policy))
     }
 
+    /// The same with another webhook; itself, if it has it.
+    pub(super) fn with_webhook(self: &Arc<Self>, webhook: Option<Webhook>) -> Arc<Self> {
+        if self.policy.webhook == webhook {
+            return self.clone();
+        }
+        let policy = Policy { webhook, ..self.policy.clone() };
+        Arc::new(Self::new(self.shard.clone(), self.operator.clone(), self.version, policy))
+    }
+
+    /// The same with the guards, faults, egress rules and webhook of `other`; itself, if it has them.
+    pub(super) fn with_additions_of(self: &Arc<Self>, other: &Self) -> Arc<Self> {
+        let Policy { guards, faults, egress, webhook, fence, .. } = &other.policy;
+        // The owner of an object is known by the fence, or else by the limits of the webhook's peers. The two change
+        // together.
+        let is_fenced_alike = self.policy.fence.is_some() == fence.is_some();
+        let webhook = if is_fenced_alike { webhook } else { &self.policy.webhook };
+        self.with_guards(guards, faults, egress.as_ref()).with_webhook(webhook.clone())
+    }
+
     pub fn json(&self) -> &Bytes {
         &self.json
     }
@@ -144,6 +163,16 @@ impl<'a> ShardPolicies<'a> {
         owners: BTreeMap<String, String>,
     ) -> Self {
         Self { operator, version, by_shard, owners, compiled: BTreeMap::new() }
+    }
+
+    /// `NAMESPACE/NAME`.
+    pub(super) fn operator(&self) -> &str {
+        &self.operator
+    }
+
+    /// By name, without what depends on the pod.
+    pub(super) fn shards(&self) -> &BTreeMap<String, Policy> {
+        &self.by_shard
     }
 
     /// `None` if the operator has no such shard. A pod that does not own what its shard owns sees nothing.
