@@ -38,7 +38,7 @@ use crate::policy;
 use crate::policy::subscription;
 use crate::policy::subscription::{PodSubscription, Publications};
 use crate::policy::{History, HistoryFile, LoadError, StoreError, Validity};
-use crate::session::{Policies, ServedPod};
+use crate::session::{Policies, ServedPod, WebhookTls};
 use crate::upstream::{Address, Target};
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::readiness::BlockReady;
@@ -127,7 +127,7 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     let served = ServedPod { validity, egress, ..ServedPod::new(policy.clone(), history, guards, None) };
     served.settle(args.common.write_drain_timeout, publish, drain);
     let reached = target.clone();
-    let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
+    let (acceptor, workers) = process.start(source, Some(target), Policies::One(served), None)?;
     let others = args.manager.manager().map(|_| others);
     drain.spawn(forward_proxy::serve(policy.clone(), others, acceptor.clone(), drain.clone()));
     for address in &args.listen {
@@ -235,7 +235,7 @@ async fn begin_node(
         }
     };
     let source = process.certificate(&names, manager).await?;
-    let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
+    let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot), args.peer_ca.as_deref())?;
     let (port, state) = (args.redirect_port, args.manager.state_dir);
     let write_drain_timeout = args.common.write_drain_timeout;
     let settings = Settings { pods, targets, port, state, removal, handover, write_drain_timeout };
@@ -276,12 +276,16 @@ impl Process {
         source: Source,
         target: Option<Target>,
         policies: Policies,
+        peer_ca: Option<&Path>,
     ) -> Result<(Acceptor, Vec<JoinHandle<()>>), AppError> {
         let drain = &self.drain;
+        let peer_ca = peer_ca.or(self.args.mesh_ca.as_ref().map(|ca| ca.cert.as_path()));
+        let peers = peer_ca.map(Trust::load).transpose()?.map(Arc::new);
         let presented = Arc::new(ServingCertificate::load(source)?);
         let parts = Parts {
             tls: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?),
             tls_http1: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP1])?),
+            webhooks: Some(WebhookTls { own: Arc::new(tls::unverified::client()?), peers: peers.clone() }),
             trust: Arc::new(Trust::load(&self.args.upstream_ca)?),
             http1_only: Arc::default(),
             args: self.args.clone(),
@@ -291,7 +295,9 @@ impl Process {
             drain: drain.clone(),
         };
         drain.spawn(presented.follow(drain.clone()));
-        drain.spawn(parts.trust.clone().follow(drain.clone()));
+        for trust in peers.into_iter().chain([parts.trust.clone()]) {
+            drain.spawn(trust.follow(drain.clone()));
+        }
         let (threads, workers) = parts.start()?;
         let max_connections = self.args.max_connections;
         let metrics = self.metrics.clone();

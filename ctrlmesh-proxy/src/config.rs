@@ -133,6 +133,10 @@ pub struct NodeArgs {
     /// File with this account's token for the API server, to look for --daemon-set.
     #[arg(long, env = "CTRLMESH_PROXY_API_TOKEN", value_name = "FILE", requires = "daemon_set")]
     pub api_token: Option<PathBuf>,
+    /// PEM file with the CA of other proxies' certificates, to have them answer reviews of their pods' objects. It is
+    /// read again when it changes. The default is the CA of --mesh-ca; without any, no other proxy is asked.
+    #[arg(long, env = "CTRLMESH_PROXY_PEER_CA", value_name = "FILE")]
+    pub peer_ca: Option<PathBuf>,
     /// Name of this node, as the manager knows it. Needed with --manager.
     #[arg(long, env = "CTRLMESH_PROXY_NODE", value_name = "NAME")]
     pub node: Option<String>,

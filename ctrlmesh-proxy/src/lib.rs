@@ -11,6 +11,7 @@ pub mod guard;
 pub mod fault;
 pub mod upstream;
 pub mod egress;
+pub mod webhook;
 pub mod session;
 mod watch;
 pub mod serve;

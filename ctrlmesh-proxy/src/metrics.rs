@@ -9,6 +9,7 @@ mod egress;
 mod faults;
 mod guards;
 mod reasons;
+mod webhook;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ pub use crate::metrics::faults::FaultMetrics;
 pub use crate::metrics::guards::{GuardMetrics, RuleMetrics};
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
+pub use crate::metrics::webhook::{WebhookMetrics, WebhookRoute};
 
 #[derive(Debug)]
 pub struct Metrics {
@@ -52,6 +54,7 @@ pub struct Metrics {
     pub guards: GuardMetrics,
     pub faults: FaultMetrics,
     pub egress: EgressMetrics,
+    pub webhooks: WebhookMetrics,
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
@@ -123,6 +126,7 @@ impl Metrics {
             guards: GuardMetrics::register(to),
             faults: FaultMetrics::register(to),
             egress: EgressMetrics::register(to),
+            webhooks: WebhookMetrics::register(to),
             registry: Arc::default(),
         };
         Arc::new(Self { registry: Arc::new(registry), ..metrics })

@@ -7,9 +7,10 @@
 mod network;
 mod pod_list;
 mod pod_source;
+mod error;
+mod inbound;
 mod enrolled_pod;
 mod cgroup_watch;
-mod error;
 mod heartbeat;
 mod restart;
 mod reconciler;

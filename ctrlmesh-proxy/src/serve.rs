@@ -18,6 +18,7 @@ mod tap;
 mod http1;
 mod http2;
 mod egress;
+mod webhook;
 
 use std::future;
 use std::future::Future;
@@ -85,11 +86,12 @@ impl Server {
         match (origin.purpose, origin.destination) {
             (Purpose::ForwardProxy, _) => Box::pin(self.serve_forward(stream, served, resources)).await,
             (Purpose::OtherServer, Some(to)) => Box::pin(self.serve_egress(stream, to, served, resources)).await,
+            (Purpose::Webhook, Some(to)) => Box::pin(self.serve_webhook(stream, to, served, resources)).await,
             (Purpose::ApiServer, destination) => match destination.map(Target::from).or_else(|| self.target.clone()) {
                 Some(target) => self.serve_api(stream, target, served, resources).await,
                 None => self.metrics.client_error(ClientError::NoDestination),
             },
-            (Purpose::OtherServer, None) => self.metrics.client_error(ClientError::NoDestination),
+            (Purpose::OtherServer | Purpose::Webhook, None) => self.metrics.client_error(ClientError::NoDestination),
         }
     }
 

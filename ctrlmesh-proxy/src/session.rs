@@ -8,23 +8,25 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ServerConfig;
+use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
-use crate::egress::PodEgress;
+use crate::egress::{PodEgress, PodFiles};
 use crate::fault::PodFaults;
 use crate::guard::PodGuards;
 use crate::metrics::{Metrics, Open};
 use crate::net::accept::{ConnectionGuard, PodSlot};
 use crate::net::body::UnreadBytes;
+use crate::net::tls::trust::Trust;
 use crate::policy::settle::UnderWay;
 use crate::policy::subscription::Publications;
 use crate::policy::{Current, History, Validity, Writes};
 use crate::session::collect_budget::CollectBudget;
 use crate::session::policy_view::PolicyView;
 use crate::upstream::{Dialer, Target, Upstream};
+use crate::webhook::PodWebhook;
 use ctrlmesh_runtime::drain::Drain;
 
 /// What one thread serves its connections with.
@@ -34,6 +36,8 @@ pub struct Server {
     pub tls: Arc<ServerConfig>,
     /// TLS towards operators whose API server speaks HTTP/1.1 only.
     pub tls_http1: Arc<ServerConfig>,
+    /// `None` where no calls to webhooks are taken.
+    pub webhooks: Option<WebhookTls>,
     pub dialer: Rc<Dialer>,
     /// The API server; `None` where it is the original destination of each connection.
     pub target: Option<Target>,
@@ -44,6 +48,15 @@ pub struct Server {
     pub response_timeout: Duration,
     pub metrics: Arc<Metrics>,
     pub drain: Drain,
+}
+
+/// TLS towards those who answer calls to webhooks.
+#[derive(Clone, Debug)]
+pub struct WebhookTls {
+    /// Towards the pod's own server.
+    pub own: Arc<ClientConfig>,
+    /// The certificate authorities of other proxies. `None`: none is called.
+    pub peers: Option<Arc<Trust>>,
 }
 
 /// The policies of the pods whose connections are served.
@@ -68,6 +81,7 @@ pub struct ServedPod {
     pub guards: Arc<PodGuards>,
     pub faults: Arc<PodFaults>,
     pub egress: Arc<PodEgress>,
+    pub webhook: Arc<PodWebhook>,
     /// Cancelled once the pod is served no more; its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -107,7 +121,9 @@ impl ServedPod {
     ) -> Self {
         let faults = PodFaults::new(policy.clone(), guards.metrics());
         let egress = PodEgress::new(policy.clone(), None, &guards);
-        Self { policy, history, writes: Arc::default(), validity: Validity::default(), guards, faults, egress, gone }
+        let webhook = PodWebhook::new(String::new(), policy.clone(), None, PodFiles::own());
+        let (writes, validity) = (Arc::default(), Validity::default());
+        Self { policy, history, writes, validity, guards, faults, egress, webhook, gone }
     }
 
     /// Settles each policy and follows its guards, as long as the pod is served. Writes that a new policy forbids have

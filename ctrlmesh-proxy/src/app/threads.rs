@@ -19,7 +19,7 @@ use crate::config::CommonArgs;
 use crate::metrics::Metrics;
 use crate::net::accept::{AcceptedConnection, ServingThread};
 use crate::net::tls::trust::Trust;
-use crate::session::{Policies, Server};
+use crate::session::{Policies, Server, WebhookTls};
 use crate::upstream::{Dialer, Http1Only, Target};
 use ctrlmesh_runtime::drain::Drain;
 
@@ -32,6 +32,7 @@ pub struct Parts {
     pub args: CommonArgs,
     pub tls: Arc<ServerConfig>,
     pub tls_http1: Arc<ServerConfig>,
+    pub webhooks: Option<WebhookTls>,
     pub trust: Arc<Trust>,
     pub http1_only: Arc<Http1Only>,
     pub target: Option<Target>,
@@ -91,6 +92,7 @@ impl Parts {
         Rc::new(Server {
             tls: self.tls,
             tls_http1: self.tls_http1,
+            webhooks: self.webhooks,
             dialer: Rc::new(dialer),
             target: self.target,
             policies: self.policies,

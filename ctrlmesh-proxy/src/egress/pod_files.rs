@@ -58,56 +58,90 @@ impl PodFiles {
     /// # Errors
     /// If that takes too long.
     pub(super) async fn read(&self, paths: &'static [&'static str], max_bytes: usize) -> io::Result<Option<Vec<u8>>> {
+        self.find(move |root| paths.iter().find_map(|path| read(root, path, max_bytes))).await
+    }
+
+    /// All of `paths`, in the oldest container that has them all.
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub(crate) async fn read_all<const N: usize>(
+        &self,
+        paths: [String; N],
+        max_bytes: usize,
+    ) -> io::Result<Option<Vec<Vec<u8>>>> {
+        self.find(move |root| paths.iter().map(|path| read(root, path, max_bytes)).collect()).await
+    }
+
+    /// What is found first in the root of a container, the oldest one first.
+    async fn find<T: Send + 'static>(
+        &self,
+        in_root: impl Fn(&File) -> Option<T> + Send + 'static,
+    ) -> io::Result<Option<T>> {
         let (whose, readers) = (self.whose.clone(), self.readers.clone());
-        let read = async {
+        let found = async {
             let permit = readers.acquire_owned().await.map_err(io::Error::other)?;
-            let read = task::spawn_blocking(move || {
-                let read = whose.read(paths, max_bytes);
+            let found = task::spawn_blocking(move || {
+                let found = whose.roots().iter().find_map(|root| in_root(&root.open()?));
                 drop(permit);
-                read
+                found
             });
-            read.await.map_err(io::Error::other)
+            found.await.map_err(io::Error::other)
         };
-        time::timeout(DEADLINE, read).await.map_err(io::Error::from).flatten()
+        time::timeout(DEADLINE, found).await.map_err(io::Error::from).flatten()
     }
 }
 
 impl FileOwner {
-    fn read(&self, paths: &[&str], max_bytes: usize) -> Option<Vec<u8>> {
-        let roots = match self {
-            Self::Own => vec![PathBuf::from("/")],
+    /// The oldest process's first.
+    fn roots(&self) -> Vec<Root> {
+        match self {
+            Self::Own => vec![Root { folder: PathBuf::from("/"), namespace: None }],
             Self::OfCgroup(cgroup) => roots(cgroup),
-        };
-        let in_root = |root: &PathBuf| paths.iter().find_map(|path| read(root, path, max_bytes));
-        roots.iter().find_map(in_root)
+        }
+    }
+}
+
+/// The root of a container's file system.
+struct Root {
+    folder: PathBuf,
+    /// The link to the mount namespace of the process by which it was found, and where that led.
+    namespace: Option<(PathBuf, PathBuf)>,
+}
+
+impl Root {
+    /// `None` where the process is gone: its PID may be another's by now.
+    fn open(&self) -> Option<File> {
+        let flags = (OFlag::O_PATH | OFlag::O_DIRECTORY).bits();
+        let folder = OpenOptions::new().read(true).custom_flags(flags).open(&self.folder).ok()?;
+        let is_same = |(link, led): &(PathBuf, PathBuf)| fs::read_link(link).is_ok_and(|leads| leads == *led);
+        self.namespace.as_ref().is_none_or(is_same).then_some(folder)
     }
 }
 
 /// The roots of the processes in a cgroup, the oldest process first. Those of containers differ.
-fn roots(cgroup: &Path) -> Vec<PathBuf> {
-    let mut known = Vec::new();
-    let mut roots = Vec::new();
+fn roots(cgroup: &Path) -> Vec<Root> {
+    let mut roots: Vec<Root> = Vec::new();
     for process in namespaces::processes(cgroup) {
-        let Ok(mounts) = fs::read_link(process.join("ns/mnt")) else { continue };
+        let link = process.join("ns/mnt");
+        let Ok(mounts) = fs::read_link(&link) else { continue };
         if roots.len() == MAX_ROOTS {
             break;
         }
-        if !known.contains(&mounts) {
-            known.push(mounts);
-            roots.push(process.join("root"));
+        if roots.iter().all(|root| root.namespace.as_ref().is_none_or(|(_, known)| *known != mounts)) {
+            roots.push(Root { folder: process.join("root"), namespace: Some((link, mounts)) });
         }
     }
     roots
 }
 
 /// Links are resolved within the root: what the pod wrote must not lead to our files.
-fn read(root: &Path, path: &str, max_bytes: usize) -> Option<Vec<u8>> {
-    let folder = OpenOptions::new().read(true).custom_flags((OFlag::O_PATH | OFlag::O_DIRECTORY).bits()).open(root);
+fn read(root: &File, path: &str, max_bytes: usize) -> Option<Vec<u8>> {
     let how = OpenHow::new()
         // A pipe must not block.
         .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let file = File::from(openat2(folder.ok()?, path, how).ok()?);
+    let file = File::from(openat2(root, path, how).ok()?);
     if !file.metadata().ok()?.is_file() {
         return None;
     }
@@ -138,6 +172,7 @@ mod tests {
         symlink("../../../secret", root.join("etc/above")).unwrap();
         symlink(folder.path().join("secret"), root.join("outside")).unwrap();
         mkfifo(&root.join("pipe"), Mode::S_IRWXU).unwrap();
+        let root = Root { folder: root, namespace: None }.open().unwrap();
         let text = |path: &str| read(&root, path, 9).map(|bytes| String::from_utf8(bytes).unwrap());
         assert_eq!(text("etc/hosts").as_deref(), Some("hosts"));
         assert_eq!(text("/etc/hosts").as_deref(), Some("hosts"));

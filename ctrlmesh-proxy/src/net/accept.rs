@@ -66,6 +66,8 @@ pub enum Purpose {
     OtherServer,
     /// It says itself where it goes.
     ForwardProxy,
+    /// It comes from outside, for the webhook of the pod.
+    Webhook,
 }
 
 /// A connection on its way to a serving thread.
@@ -97,6 +99,8 @@ pub struct ConnectionGuard {
 #[derive(Clone, Debug)]
 pub struct PodLimits {
     max_connections: usize,
+    /// Of all pods together.
+    max_in_all: usize,
     budget: Arc<MemoryBudget>,
     pods: Arc<Mutex<HashMap<PodSlot, PodUsage>>>,
 }
@@ -151,12 +155,15 @@ impl Drop for ConnectionGuard {
 impl PodLimits {
     /// `max_connections` are each pod's; `budget` is the process's.
     pub fn new(max_connections: usize, budget: Arc<MemoryBudget>) -> Self {
-        Self { max_connections, budget, pods: Arc::default() }
+        Self { max_connections, max_in_all: usize::MAX, budget, pods: Arc::default() }
     }
 
     /// `None` where the pod has all the connections that it may have.
     fn admit(&self, slot: PodSlot) -> Option<(PodConnectionGuard, Arc<MemoryBudget>)> {
         let mut all = lock(&self.pods);
+        if self.max_in_all < usize::MAX && all.values().map(|pod| pod.connections).sum::<usize>() >= self.max_in_all {
+            return None;
+        }
         let pod = all.entry(slot).or_insert_with(|| PodUsage { connections: 0, budget: self.budget.for_pod() });
         if pod.connections >= self.max_connections {
             return None;
@@ -182,6 +189,15 @@ impl Drop for PodConnectionGuard {
 }
 
 impl Acceptor {
+    /// The same for callers from outside, which anybody may be: with a number of their own for each pod, memory of
+    /// their own, and no more than a quarter of the process's connections.
+    #[must_use]
+    pub fn for_callers(&self, max_connections_per_pod: usize) -> Self {
+        let per_pod = PodLimits::new(max_connections_per_pod, self.per_pod.budget.for_callers());
+        let per_pod = PodLimits { max_in_all: self.max_connections / 4, ..per_pod };
+        Self { per_pod, ..self.clone() }
+    }
+
     /// Accepts until shutdown. `origin` gets a connection, its local address and its client's; connections without an
     /// origin are closed.
     pub async fn run(
@@ -296,11 +312,19 @@ mod tests {
         assert_eq!(refused.read(&mut [0]).await.unwrap_or_default(), 0);
         let page = acceptor.metrics.render().unwrap();
         assert!(page.contains("ctrlmesh_proxy_client_errors_total{reason=\"too_many\"} 1"), "{page}");
+        // Those who call its webhook take no connection from it, nor its memory.
+        let callers = acceptor.for_callers(1);
+        let called = listen(&callers, Some(PodSlot(1)), &drain).await;
+        let client = TcpStream::connect(called).await.unwrap();
+        let call = queue.recv().await.unwrap();
+        let taken = call.guard.budget().reserve(2 << 20);
+        assert!(taken.is_some() && call.guard.budget().reserve(1).is_none());
+        drop(client);
         // The connections of one pod share a budget; the other pod has its own.
         let reserve = |number: usize| held[number].1.guard.budget().reserve(8 << 20);
         let (first, other) = (reserve(0), reserve(2));
         assert!(first.is_some() && reserve(1).is_none() && other.is_some());
-        drop((first, other));
+        drop((first, other, taken, call));
         // One leaves, another may come.
         drop(held.remove(0));
         let _client = TcpStream::connect(one).await.unwrap();

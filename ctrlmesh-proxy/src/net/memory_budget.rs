@@ -57,6 +57,12 @@ impl MemoryBudget {
         Arc::new(Self { limit, reserved, parent: None, metrics: metrics.clone() })
     }
 
+    /// A budget beside the process's, for what callers from outside send: an eighth of the process's memory.
+    pub fn for_callers(self: &Arc<Self>) -> Arc<Self> {
+        let (limit, metrics) = (self.limit / POD_DIVISOR, self.metrics.clone());
+        Arc::new(Self { limit, reserved: Gauge::default(), parent: None, metrics })
+    }
+
     /// A pod's budget, within the process's.
     pub fn for_pod(self: &Arc<Self>) -> Arc<Self> {
         let (limit, metrics) = ((self.limit / POD_DIVISOR).max(FLOOR_BYTES), self.metrics.clone());

@@ -3,6 +3,7 @@
 pub mod issue;
 pub mod stream;
 pub mod trust;
+pub mod unverified;
 
 use std::io;
 use std::path::Path;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
+use super::inbound::WebhookListener;
 use super::network::{self, NetworkId};
 use super::pod_list::Pod;
 use ctrlmesh_intercept::cgroup::Cgroup;
@@ -43,6 +44,7 @@ pub(super) struct NodeServing {
     /// The file by which the network namespace was found.
     pub(super) file: PathBuf,
     pub(super) gone: CancellationToken,
+    pub(super) webhook: WebhookListener,
 }
 
 /// Why a pod is not served yet, so that it is logged once.

@@ -37,6 +37,12 @@ pub(super) enum NotServed {
     NoNetwork,
     #[error("be told its policy")]
     Untold,
+    #[error("find its addresses")]
+    Addresses(#[source] io::Error),
+    #[error("find its addresses: it has none yet")]
+    NoAddress,
+    #[error("accept calls to its webhook")]
+    Accept(#[source] io::Error),
     #[error("be told which of its containers is its proxy")]
     NoSidecar,
     #[error("end its containers, which hold objects that its policy takes away")]

@@ -7,6 +7,7 @@
 
 mod targets;
 mod serving;
+mod webhooks;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -22,6 +23,7 @@ use super::cgroup_watch::CgroupWatch;
 use super::enrolled_pod::{Complaint, EnrolledPod};
 use super::error::{NodeError, NotServed, warn_of};
 use super::heartbeat::HeartbeatThread;
+use super::inbound;
 use super::network::{InheritedListener, Networks};
 use super::pod_list::{CgroupLocation, Pod, ServedBy};
 use super::pod_source::{PodSource, Source};
@@ -70,6 +72,8 @@ pub(super) struct Reconciler {
     hierarchy: Hierarchy,
     cgroup_watch: CgroupWatch,
     networks: Networks,
+    /// For calls to webhooks.
+    callers: Acceptor,
     pods: HashMap<PodName, EnrolledPod>,
     served: BySlot,
     /// Whether the kernel may hold attachments of pods that are not on the list.
@@ -119,6 +123,7 @@ impl Reconciler {
             heartbeat,
             cgroup_watch: CgroupWatch::new(hierarchy.mount()),
             hierarchy,
+            callers: acceptor.for_callers(inbound::MAX_CONNECTIONS),
             networks: Networks { acceptor, originals, port, drain: accepting, open, inherited },
             pods: HashMap::new(),
             served,
@@ -195,6 +200,7 @@ impl Reconciler {
             }
         }
         self.follow_targets();
+        self.follow_webhooks();
         self.forget_connections();
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
         if self.needs_cleanup && self.pod_source.is_whole() {

@@ -3,7 +3,7 @@
 //! What the client says first tells HTTP, TLS and the rest apart. The rules decide about each request of HTTP in the
 //! clear, and about everything else by the server's name in the TLS hello, or by its address. TLS passes end to end.
 
-mod http;
+pub(super) mod http;
 
 use std::io;
 use std::net::SocketAddr;

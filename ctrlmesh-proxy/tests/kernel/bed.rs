@@ -394,7 +394,7 @@ fn split(address: &str) -> (String, String) {
     (ip, address.port().to_string())
 }
 
-fn must(command: &mut Command) {
+pub(crate) fn must(command: &mut Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -35,3 +35,4 @@ mod uninstall;
 mod unspecified;
 mod upgrade;
 mod waiting;
+mod webhooks;

@@ -6,6 +6,7 @@
 //	                           does the same through a forward proxy
 //	probe cat FILE             prints a file
 //	probe dns ADDRESS          answers as the DNS server of a cluster does
+//	probe review ADDRESS DIR   answers admission reviews over TLS: it refuses, and says which pod does so
 //	probe knock ADDRESS CA     makes one TLS connection after another, and answers at :8080 what came of it
 package main
 
@@ -46,10 +47,12 @@ func run(arguments []string) error {
 		return cat(arguments[1])
 	case len(arguments) == 2 && arguments[0] == "dns":
 		return dns(arguments[1])
+	case len(arguments) == 3 && arguments[0] == "review":
+		return review(arguments[1], arguments[2])
 	case len(arguments) == 3 && arguments[0] == "knock":
 		return knock(arguments[1], arguments[2], ":8080")
 	default:
-		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | through PROXY URL [CA TOKEN] | cat FILE | dns ADDRESS | knock ADDRESS CA")
+		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | through PROXY URL [CA TOKEN] | cat FILE | dns ADDRESS | review ADDRESS DIR | knock ADDRESS CA")
 	}
 }
 

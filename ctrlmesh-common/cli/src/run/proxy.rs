@@ -157,6 +157,7 @@ async fn begin(setup: Setup, metrics: Arc<Metrics>, drain: &Drain) -> Result<Vec
     let parts = Parts {
         tls: tls(&[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?,
         tls_http1: tls(&[tls::ALPN_HTTP1])?,
+        webhooks: None,
         trust: setup.trust.clone(),
         http1_only: Arc::default(),
         target: Some(target),

@@ -118,7 +118,10 @@ impl Interceptor {
     }
 
     /// Takes the webhook calls of a pod to these addresses only.
-    pub(crate) fn keep_inbound(&mut self, slot: Slot, addresses: &[SocketAddr]) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// If the pod is not this owner's, or the table cannot be changed.
+    pub fn keep_inbound(&mut self, slot: Slot, addresses: &[SocketAddr]) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
         self.register.owned(slot)?;
         for key in self.register.maps.inbound_of(slot)? {

@@ -14,10 +14,12 @@ use crate::egress::{ApiServers, PodEgress, PodFiles, PodNetwork};
 use crate::net::accept::PodSlot;
 use crate::node::enrolled_pod::{NodeServing, Serving};
 use crate::node::error::NotServed;
+use crate::node::inbound::WebhookListener;
 use crate::node::network::{self, NetworkId};
 use crate::node::pod_list::{Pod, ServedBy};
 use crate::node::restart::Restart;
 use crate::session::ServedPod;
+use crate::webhook::PodWebhook;
 
 impl Reconciler {
     /// Attaches a pod, if it is not attached yet, and takes its connections.
@@ -31,7 +33,8 @@ impl Reconciler {
             ServedBy::Sidecar { .. } => (Serving::Sidecar, Ok(())),
             ServedBy::Node => {
                 let (file, network) = self.network(pod)?;
-                let serving = NodeServing { network, file, gone: CancellationToken::new() };
+                let gone = CancellationToken::new();
+                let serving = NodeServing { network, file, gone, webhook: WebhookListener::default() };
                 let begun = self.begin(pod, slot, &serving);
                 (Serving::Node(serving), begun)
             }
@@ -62,7 +65,7 @@ impl Reconciler {
         &mut self,
         pod: &Pod,
         slot: Slot,
-        NodeServing { network: id, file, gone }: &NodeServing,
+        NodeServing { network: id, file, gone, .. }: &NodeServing,
     ) -> Result<(), NotServed> {
         let subscription = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
@@ -70,13 +73,16 @@ impl Reconciler {
         let restart = Restart::new(pod, cgroup.clone(), &history, &self.metrics);
         let policy = restart.follow(subscription.policy, &self.drain, gone)?;
         let served = pod.served(policy, history, self.state.as_deref(), &self.metrics, gone);
+        let files = cgroup.map_or_else(PodFiles::own, PodFiles::of_cgroup);
+        let webhook =
+            PodWebhook::new(pod.name.to_string(), served.policy.clone(), Some(Namespace::open(file)?), files.clone());
         let network = PodNetwork {
             namespace: Some(Namespace::open(file)?),
-            files: cgroup.map_or_else(PodFiles::own, PodFiles::of_cgroup),
+            files,
             api_servers: ApiServers::Redirected(self.targets.subscribe()),
         };
         let egress = PodEgress::new(served.policy.clone(), Some(network), &served.guards);
-        let served = ServedPod { validity: subscription.validity, egress, ..served };
+        let served = ServedPod { validity: subscription.validity, egress, webhook, ..served };
         served.settle(self.write_drain_timeout, subscription.publish, &self.drain);
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*id, file, slot)?;

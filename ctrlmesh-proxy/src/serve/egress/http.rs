@@ -211,7 +211,7 @@ async fn first<F: Future + Unpin>(mut all: Vec<F>) -> F::Output {
     .await
 }
 
-fn http1_builder() -> http1::Builder {
+pub(in crate::serve) fn http1_builder() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder.max_buf_size(MAX_HEAD_BYTES as usize).preserve_header_case(true).auto_date_header(false);
     builder.half_close(true).timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
@@ -219,7 +219,11 @@ fn http1_builder() -> http1::Builder {
 }
 
 /// Runs a connection to its end; once shutdown has begun, its present requests are the last ones.
-async fn run<C: Future>(connection: C, shut_down: impl FnOnce(Pin<&mut C>), drain: &Drain) -> C::Output {
+pub(in crate::serve) async fn run<C: Future>(
+    connection: C,
+    shut_down: impl FnOnce(Pin<&mut C>),
+    drain: &Drain,
+) -> C::Output {
     let mut connection = pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => ended,

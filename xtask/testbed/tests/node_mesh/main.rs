@@ -6,6 +6,7 @@ mod modes;
 mod rights;
 mod from_inside;
 mod egress;
+mod reviews;
 mod users;
 #[path = "../mesh/mod.rs"]
 mod mesh;

@@ -1,0 +1,87 @@
+//! The admission webhook of one pod: its certificate, its own server, and who else may be asked.
+
+mod certificate;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_intercept::listener::{self, Namespace};
+use ctrlmesh_intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6};
+use rustls::ServerConfig;
+use rustls::server::ResolvesServerCert;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::{task, time};
+
+use self::certificate::Certificate;
+use crate::egress::PodFiles;
+use crate::net::accept;
+use crate::policy::Current;
+
+pub(crate) use self::certificate::PEER_NAME;
+
+/// The webhook of one pod. Its connections share it.
+#[derive(Debug)]
+pub struct PodWebhook {
+    /// `NAMESPACE/NAME`.
+    pod: String,
+    policy: Current,
+    /// The network namespace of the pod. `None`: this process's own.
+    namespace: Option<Arc<Namespace>>,
+    files: PodFiles,
+    certificate: Certificate,
+}
+
+impl PodWebhook {
+    pub fn new(pod: String, policy: Current, namespace: Option<Namespace>, files: PodFiles) -> Arc<Self> {
+        Arc::new(Self { pod, policy, namespace: namespace.map(Arc::new), files, certificate: Certificate::default() })
+    }
+
+    /// The network namespace of the pod, where it is not this process's own.
+    pub(crate) fn namespace(&self) -> Option<&Namespace> {
+        self.namespace.as_deref()
+    }
+
+    /// The policy in force.
+    pub(crate) fn policy(&self) -> Arc<Policy> {
+        self.policy.borrow().clone()
+    }
+
+    /// TLS with the certificate that the operator itself presents, and with `mesh` where another proxy calls. `None`
+    /// where the operator has none that can be used.
+    pub(crate) async fn tls(&self, mesh: &Arc<dyn ResolvesServerCert>) -> Option<Arc<ServerConfig>> {
+        let policy = self.policy();
+        self.certificate.latest(&self.pod, policy.webhook.as_ref()?, &self.files, mesh).await
+    }
+
+    /// Connects to the operator's own server at `address`, which is the pod's. The kernel lets connections from
+    /// loopback addresses reach it.
+    ///
+    /// # Errors
+    /// If it does not listen, or does not answer in time.
+    pub(crate) async fn connect(&self, address: SocketAddr, deadline: Duration) -> io::Result<TcpStream> {
+        time::timeout(deadline, self.dial(address)).await.map_err(io::Error::from).flatten()
+    }
+
+    async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = match (self.namespace.clone(), address) {
+            (None, SocketAddr::V4(_)) => TcpSocket::new_v4()?,
+            (None, SocketAddr::V6(_)) => TcpSocket::new_v6()?,
+            (Some(namespace), _) => {
+                // A thread has to enter the namespace.
+                let made = task::spawn_blocking(move || listener::outgoing(&namespace, address.ip())).await;
+                TcpSocket::from_std_stream(made.map_err(io::Error::other)?.map_err(io::Error::other)?)
+            }
+        };
+        let source = match address {
+            SocketAddr::V4(_) => IpAddr::from(INBOUND_SOURCE),
+            SocketAddr::V6(_) => IpAddr::from(INBOUND_SOURCE_V6),
+        };
+        socket.bind((source, 0).into())?;
+        let stream = socket.connect(address).await?;
+        accept::set_socket_options(&stream)?;
+        Ok(stream)
+    }
+}
