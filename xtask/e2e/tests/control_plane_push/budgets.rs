@@ -51,21 +51,22 @@ impl Objects<'_> {
             self.there.end += 1;
             share += 1;
         }
+        // Those that were made just now may get their label a moment later.
+        eventually("all to be seen", async || (self.share().await == share).then_some(())).await;
     }
 
     /// Waits until the status has a count with the same budget, and gives that.
     async fn budget(&self) -> usize {
         let breakers: Api<CircuitBreaker> = Api::namespaced(self.bed.client.clone(), OPERATOR);
         let budget = |objects: usize| objects * PERCENT / 100;
-        let share = budget(self.share().await);
         eventually("the objects to be counted", async || {
+            let share = self.share().await;
             let shares = breakers.get(BREAKER).await.ok()?.status?.shares;
             let is_own = |shard: &str| shard.starts_with(&format!("{OPERATOR}/{ROOT}/"));
             let mut own = shares.iter().filter(|one| is_own(&one.shard));
-            own.any(|one| budget(usize::try_from(one.objects).unwrap()) == share).then_some(())
+            own.any(|one| budget(usize::try_from(one.objects).unwrap()) == budget(share)).then(|| budget(share))
         })
-        .await;
-        share
+        .await
     }
 
     /// Deletes until it is refused; gives how many it could.
