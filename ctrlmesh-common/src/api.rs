@@ -12,6 +12,7 @@ mod target_status;
 mod circuit_breaker;
 mod fault_injection;
 mod manager_state;
+mod webhook;
 mod sharding_config;
 mod strict;
 mod yaml;
@@ -26,6 +27,7 @@ pub use label_selector::{Expression, LabelSelector, SelectorOperator};
 pub use manager_state::*;
 pub use sharding_config::*;
 pub use target_status::TargetStatus;
+pub use webhook::*;
 pub use yaml::{ReadError, documents, read_sharding_configs};
 
 /// The definitions of all our resources, as they are installed into a cluster.

@@ -1,17 +1,14 @@
 //! Faults that an operator's requests meet on purpose.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
-use tokio::time;
 
 use crate::harness::client::{Answer, Client, get, plain_get};
-use crate::harness::watches::{Bed, PODS, WATCH, answer, event, sees};
+use crate::harness::watches::{Bed, WATCH, event, sees};
 use crate::harness::{soon, until};
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
@@ -25,7 +22,7 @@ const ALL: u32 = 1_000_000_000;
 const HOUR: u64 = 3_600_000_000_000;
 
 /// A policy of the shard `s1` whose requests all meet this fault.
-fn policy(epoch: u64, fault: &Value) -> Value {
+pub(crate) fn policy(epoch: u64, fault: &Value) -> Value {
     let mut all = json!({"injection": "ops/storm", "fault": "0"});
     for (field, value) in fault.as_object().unwrap() {
         all[field] = value.clone();
@@ -38,7 +35,7 @@ fn policy(epoch: u64, fault: &Value) -> Value {
     })
 }
 
-fn without_faults(epoch: u64) -> Value {
+pub(crate) fn without_faults(epoch: u64) -> Value {
     let mut policy = policy(epoch, &json!({}));
     policy["faults"] = json!([]);
     policy
@@ -48,7 +45,7 @@ fn abort(status: u16) -> Value {
     json!({"abort": {"status": status, "share": ALL}})
 }
 
-fn api_fault(kind: &Value) -> Value {
+pub(crate) fn api_fault(kind: &Value) -> Value {
     json!({"apiFault": {"kind": kind, "share": ALL}})
 }
 
@@ -56,7 +53,7 @@ fn delay(nanoseconds: u64) -> Value {
     json!({"delay": {"nanoseconds": nanoseconds, "share": ALL}})
 }
 
-async fn client(bed: &Bed, version: Version) -> Client {
+pub(crate) async fn client(bed: &Bed, version: Version) -> Client {
     Client::connect(&bed.pki, bed.proxy.address, version).await
 }
 
@@ -75,7 +72,7 @@ fn lease(method: &str, target: &str, name: &str) -> Request<Full<Bytes>> {
 }
 
 /// How often; there is no metric before the first time.
-async fn injected(bed: &Bed, effect: &str) -> f64 {
+pub(crate) async fn injected(bed: &Bed, effect: &str) -> f64 {
     let metric = format!("ctrlmesh_proxy_faults_injected_total{{fault=\"ops/storm/0\",effect=\"{effect}\"}} ");
     let page = plain_get(bed.proxy.admin, "/metrics").await.1;
     page.lines().find_map(|line| line.strip_prefix(&metric)).map_or(0.0, |value| value.parse().unwrap())
@@ -303,100 +300,4 @@ async fn a_slow_body_takes_its_time_and_is_whole() {
         // The last part has no wait behind it.
         assert!(begun.elapsed() >= Duration::from_millis(300), "{:?}", begun.elapsed());
     }
-}
-
-/// An API server whose pods are at another version in each list, and which refuses lists of one state if it `refuses`.
-async fn stale_bed(refuses: bool) -> Bed {
-    let stale = json!({"stale": {"ageNanoseconds": 1_000_000_000}});
-    let bed = Bed::new(&policy(1, &api_fault(&stale))).await;
-    let newest = Arc::new(AtomicU64::new(10));
-    bed.answer_lists(move |target| {
-        if refuses && target.contains("Exact") {
-            return answer(410, &json!({"kind": "Status", "code": 410, "reason": "Expired"}));
-        }
-        let version = newest.fetch_add(1, Ordering::SeqCst).to_string();
-        let metadata = json!({"resourceVersion": version});
-        answer(200, &json!({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": []}))
-    });
-    bed
-}
-
-/// The versions of the lists of one state that arrived, in order.
-fn exact_lists(bed: &Bed) -> Vec<u64> {
-    let version = |target: String| {
-        let rest = target.strip_prefix(&format!("{PODS}?resourceVersion="))?;
-        rest.strip_suffix("&resourceVersionMatch=Exact&labelSelector=team%3Da")?.parse().ok()
-    };
-    bed.listed().into_iter().filter_map(version).collect()
-}
-
-/// Lists until it `is_done`.
-async fn list_until(client: &mut Client, target: &str, is_done: impl Fn() -> bool) {
-    let listing = async {
-        while !is_done() {
-            assert_eq!(client.get(target).await.status, StatusCode::OK, "{target}");
-            time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    soon("the list", listing).await;
-}
-
-#[tokio::test]
-async fn a_stale_list_asks_for_the_state_some_time_ago() {
-    for version in BOTH {
-        let bed = stale_bed(false).await;
-        let mut client = client(&bed, version).await;
-        let begun = Instant::now();
-        assert_eq!(client.get(PODS).await.status, StatusCode::OK);
-        assert_eq!(exact_lists(&bed), [0_u64; 0], "nothing is known yet");
-        for target in [PODS, "/api/v1/pods?resourceVersion=0"] {
-            let before = exact_lists(&bed).len();
-            list_until(&mut client, target, || exact_lists(&bed).len() > before).await;
-        }
-        assert!(begun.elapsed() >= Duration::from_secs(1));
-        assert!(injected(&bed, "stale").await >= 2.0);
-        // Those that may not be answered from an older state.
-        let count = exact_lists(&bed).len();
-        for query in ["resourceVersion=1000000", "resourceVersion=5&limit=5", "limit=5&continue=abc"] {
-            client.get(&format!("{PODS}?{query}")).await;
-        }
-        assert_eq!(exact_lists(&bed).len(), count);
-        bed.change(&without_faults(2)).await;
-        client.get(PODS).await;
-        assert_eq!(exact_lists(&bed).len(), count);
-    }
-}
-
-#[tokio::test]
-async fn a_list_whose_old_state_is_gone_is_answered_all_the_same() {
-    let bed = stale_bed(true).await;
-    let mut client = client(&bed, Version::HTTP_2).await;
-    list_until(&mut client, PODS, || exact_lists(&bed).len() > 2).await;
-    assert_eq!(injected(&bed, "stale").await, 0.0);
-}
-
-/// A watch from there would be refused, and the client would list again for ever.
-#[tokio::test]
-async fn no_state_is_older_than_the_policy_in_force() {
-    let bed = stale_bed(false).await;
-    let mut client = client(&bed, Version::HTTP_2).await;
-    list_until(&mut client, PODS, || !exact_lists(&bed).is_empty()).await;
-    let stale = json!({"stale": {"ageNanoseconds": 1_000_000_000}});
-    let mut other = policy(2, &api_fault(&stale));
-    other["limits"][0]["selector"] = json!("team=b");
-    bed.change(&other).await;
-    let before = bed.listed().len();
-    let is_of_other = |target: &&String| target.contains("Exact") && target.contains("team%3Db");
-    list_until(&mut client, PODS, || bed.listed()[before..].iter().any(|target| is_of_other(&target))).await;
-    let listed = bed.listed();
-    let version = |target: &String| -> u64 {
-        let rest = target.split_once("resourceVersion=").unwrap().1;
-        rest.split('&').next().unwrap().parse().unwrap()
-    };
-    let first = listed[before..].iter().find(is_of_other).map(version).unwrap();
-    // Each list before the change had a version of its own, from 10 on.
-    let lists_before = listed[..before].iter().filter(|target| !target.contains("Exact")).count();
-    assert!(first >= 10 + u64::try_from(lists_before).unwrap(), "{first}: {listed:?}");
-    let watch = format!("{PODS}?watch=1&resourceVersion={first}");
-    assert_ne!(client.send(get(&watch)).await.unwrap().status(), StatusCode::GONE);
 }

@@ -22,6 +22,7 @@ mod policy_updates;
 mod sharding;
 mod shutdown;
 mod silence;
+mod stale;
 mod streams;
 mod tunnels;
 mod unread;
