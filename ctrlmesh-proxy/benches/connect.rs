@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::{self, Namespace};
 use ctrlmesh_intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Targets};
+use figures::{middle, must, spread};
+
+#[path = "bed/figures.rs"]
+mod figures;
 
 const TARGET: &str = "10.96.0.1:443";
 const PROXY: u16 = 15_001;
@@ -278,11 +282,11 @@ fn print(results: &[Vec<Quantiles>], rounds: usize) {
         println!(
             "| {} | {} | {:+.1} % ({:+.1} to {:+.1}) | {} | {:+.2} |",
             way.name(),
-            spread(rounds, |round| round.p50 / 1000.0),
+            spread(rounds.iter().map(|round| round.p50 / 1000.0), 2),
             percent(middle(ratios.clone())),
             percent(ratios.iter().copied().fold(f64::MAX, f64::min)),
             percent(ratios.iter().copied().fold(f64::MIN, f64::max)),
-            spread(rounds, |round| round.p99 / 1000.0),
+            spread(rounds.iter().map(|round| round.p99 / 1000.0), 2),
             (median(rounds, |round| round.p50) - none) / 1000.0,
         );
     }
@@ -307,24 +311,6 @@ fn percent(ratio: f64) -> f64 {
     (ratio - 1.0) * 100.0
 }
 
-fn spread(rounds: &[Quantiles], value: impl Fn(&Quantiles) -> f64) -> String {
-    let values: Vec<f64> = rounds.iter().map(value).collect();
-    let (least, most) =
-        (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max));
-    format!("{:.2} ({least:.2} to {most:.2})", middle(values))
-}
-
 fn median(rounds: &[Quantiles], value: impl Fn(&Quantiles) -> f64) -> f64 {
     middle(rounds.iter().map(value).collect())
-}
-
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    if values.len().is_multiple_of(2) { f64::midpoint(values[half - 1], values[half]) } else { values[half] }
-}
-
-fn must(command: &mut Command) {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -17,12 +17,15 @@ use std::{env, fs, io, thread};
 use ctrlmesh_intercept::Status;
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
+use figures::{middle, must, spread};
 use pki::Pki;
 use usage::cpu_nanoseconds;
 
 #[path = "../tests/harness/pki.rs"]
 #[allow(dead_code, reason = "the harness of the tests has more")]
 mod pki;
+#[path = "bed/figures.rs"]
+mod figures;
 #[path = "bed/usage.rs"]
 #[allow(dead_code, reason = "other benches count memory, too")]
 mod usage;
@@ -112,10 +115,10 @@ fn measure(rounds: usize) {
         }
         let [ours, theirs] = samples;
         let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours.cpu / theirs.cpu);
-        let cpu = |samples: &[Sample]| spread(samples.iter().map(|sample| sample.cpu));
+        let cpu = |samples: &[Sample]| spread(samples.iter().map(|sample| sample.cpu), 3);
         let rate = |samples: &[Sample]| middle(samples.iter().map(|one| GIGABYTE as f64 / 1e6 / one.wall).collect());
         let (of_ours, of_theirs) = (cpu(&ours), cpu(&theirs));
-        let ratios = spread(ratios);
+        let ratios = spread(ratios, 3);
         println!("| {name} | {of_ours} | {of_theirs} | {ratios} | {:.0} | {:.0} |", rate(&ours), rate(&theirs));
     }
     let connections = u64::try_from(DIRECTIONS.len() * (rounds + 1)).unwrap();
@@ -267,22 +270,4 @@ fn until(mut condition: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "a relay does not start");
         thread::sleep(Duration::from_millis(1));
     }
-}
-
-fn spread(values: impl Iterator<Item = f64>) -> String {
-    let values: Vec<f64> = values.collect();
-    let least = values.iter().copied().fold(f64::MAX, f64::min);
-    let most = values.iter().copied().fold(f64::MIN, f64::max);
-    format!("{:.3} ({least:.3} to {most:.3})", middle(values))
-}
-
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    if values.len().is_multiple_of(2) { f64::midpoint(values[half - 1], values[half]) } else { values[half] }
-}
-
-fn must(command: &mut Command) {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

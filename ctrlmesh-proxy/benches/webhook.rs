@@ -20,6 +20,7 @@ use bytes::Bytes;
 use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::{self, Namespace};
+use figures::{middle, must, spread};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
@@ -34,6 +35,8 @@ use tokio::net::TcpSocket;
 use tokio::runtime::Builder;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+#[path = "bed/figures.rs"]
+mod figures;
 #[path = "../tests/harness/pki.rs"]
 #[allow(dead_code, reason = "the harness of the tests has more")]
 mod pki;
@@ -118,8 +121,8 @@ async fn measure(rounds: usize) {
     println!("| | a review | added |\n| --- | --- | --- |");
     let alone = cases[0].medians.clone();
     for case in &cases {
-        let added = case.medians.iter().zip(&alone).map(|(ours, alone)| ours - alone).collect();
-        println!("| {} | {} | {} |", case.name, spread(case.medians.clone()), spread(added));
+        let added = case.medians.iter().zip(&alone).map(|(ours, alone)| ours - alone);
+        println!("| {} | {} | {} |", case.name, spread(case.medians.iter().copied(), 0), spread(added, 0));
     }
 }
 
@@ -296,21 +299,4 @@ async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, name: &'static str
             drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
         });
     }
-}
-
-fn spread(values: Vec<f64>) -> String {
-    let least = values.iter().copied().fold(f64::MAX, f64::min);
-    let most = values.iter().copied().fold(f64::MIN, f64::max);
-    format!("{:.0} ({least:.0} to {most:.0})", middle(values))
-}
-
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    if values.len().is_multiple_of(2) { f64::midpoint(values[half - 1], values[half]) } else { values[half] }
-}
-
-fn must(command: &mut Command) {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::policy::egress::AccessRule;
-use ctrlmesh_intercept::listener::{self, Namespace};
+use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_request::egress::{Rules, ServiceAccountToken, Visible};
 use ctrlmesh_runtime::sync::lock;
 use rustls_pki_types::ServerName;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
+use tokio::time;
 use tokio::time::Instant;
-use tokio::{task, time};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tracing::{debug, warn};
@@ -28,6 +28,7 @@ use self::roots::Roots;
 use crate::guard::PodGuards;
 use crate::metrics::Metrics;
 use crate::net::accept;
+use crate::net::pod_socket::pod_socket;
 use crate::policy::{Current, FollowedPolicy};
 use crate::upstream::Target;
 
@@ -251,15 +252,7 @@ impl PodEgress {
     }
 
     async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        let stream = match self.namespace.clone() {
-            None => TcpStream::connect(address).await?,
-            Some(namespace) => {
-                // A thread has to enter the namespace.
-                let made = task::spawn_blocking(move || listener::outgoing(&namespace, address.ip())).await;
-                let socket = made.map_err(io::Error::other)?.map_err(io::Error::other)?;
-                TcpSocket::from_std_stream(socket).connect(address).await?
-            }
-        };
+        let stream = pod_socket(self.namespace.clone(), address.ip()).await?.connect(address).await?;
         accept::set_socket_options(&stream)?;
         Ok(stream)
     }

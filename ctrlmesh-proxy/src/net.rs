@@ -3,6 +3,7 @@
 pub mod memory_budget;
 pub mod accept;
 pub mod body;
+pub mod pod_socket;
 pub mod prefixed;
 pub mod tls;
 pub mod tunnel;

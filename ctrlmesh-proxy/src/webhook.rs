@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::policy::Policy;
-use ctrlmesh_intercept::listener::{self, Namespace};
+use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6};
 use rustls::ServerConfig;
 use rustls::server::ResolvesServerCert;
-use tokio::net::{TcpSocket, TcpStream};
-use tokio::{task, time};
+use tokio::net::TcpStream;
+use tokio::time;
 
 use self::certificate::Certificate;
 use crate::egress::PodFiles;
 use crate::net::accept;
+use crate::net::pod_socket::pod_socket;
 use crate::policy::Current;
 
 pub(crate) use self::certificate::PEER_NAME;
@@ -66,15 +67,7 @@ impl PodWebhook {
     }
 
     async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        let socket = match (self.namespace.clone(), address) {
-            (None, SocketAddr::V4(_)) => TcpSocket::new_v4()?,
-            (None, SocketAddr::V6(_)) => TcpSocket::new_v6()?,
-            (Some(namespace), _) => {
-                // A thread has to enter the namespace.
-                let made = task::spawn_blocking(move || listener::outgoing(&namespace, address.ip())).await;
-                TcpSocket::from_std_stream(made.map_err(io::Error::other)?.map_err(io::Error::other)?)
-            }
-        };
+        let socket = pod_socket(self.namespace.clone(), address.ip()).await?;
         let source = match address {
             SocketAddr::V4(_) => IpAddr::from(INBOUND_SOURCE),
             SocketAddr::V6(_) => IpAddr::from(INBOUND_SOURCE_V6),

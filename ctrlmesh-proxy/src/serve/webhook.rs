@@ -214,7 +214,8 @@ impl Calls {
             upstream::open(stream, self.tls.own.clone(), name, &self.server).await
         };
         let answered = time::timeout(MAX_TIMEOUT, self.local.send(request, open)).await;
-        Answered { route, response: answered.unwrap_or(Err(Unanswered::Late)) }
+        let response = answered.map_or(Err(Unanswered::Late), |answered| answered.map_err(Unanswered::from));
+        Answered { route, response }
     }
 
     /// Asks a pod of the owner; `None` where none has begun to answer, or none has answered in time.
@@ -233,7 +234,8 @@ impl Calls {
                 upstream::open(stream, trust.client().http1, name, &self.server).await
             };
             let open = async || time::timeout(PEER_DEADLINE, opened()).await.map_err(io::Error::from).flatten();
-            match time::timeout_at(until, upstream.send(held.request(), open)).await {
+            let answered = time::timeout_at(until, upstream.send(held.request(), open)).await;
+            match answered.map(|answered| answered.map_err(Unanswered::from)) {
                 Ok(Err(Unanswered::Connect(error))) => {
                     let (peer, error) = (&peer.shard, &error as &dyn std::error::Error);
                     info!(peer, upstream.addr = %address, error, "a shard's webhook is not reached");
@@ -250,9 +252,7 @@ impl Calls {
         }
         None
     }
-}
 
-impl Calls {
     /// The pods of a shard, the one that answered last before the others.
     fn candidates(&self, peer: &Peer, port: u16) -> Vec<(SocketAddr, Rc<Upstream>)> {
         let mut addresses: Vec<SocketAddr> = peer.addresses.iter().map(|ip| SocketAddr::new(*ip, port)).collect();

@@ -1,14 +1,12 @@
 //! A connection to a webhook server, used for one call after the other.
 
-use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
@@ -21,6 +19,7 @@ use tracing::debug;
 
 use super::body::Body;
 use crate::net::accept;
+use crate::serve::idle_connection::{IdleConnection, NotAnswered};
 use crate::session::Server;
 
 /// Why a call was not answered.
@@ -57,44 +56,16 @@ impl Unanswered {
 
 pub(super) type Sender = http1::SendRequest<Body>;
 
-/// The idle connection to one server, if there is one.
-#[derive(Debug, Default)]
-pub(super) struct Upstream(RefCell<Option<Sender>>);
+/// A connection to a webhook server.
+pub(super) type Upstream = IdleConnection<Body>;
 
-impl Upstream {
-    /// Sends a request over the idle connection or one that it opens, once.
-    pub(super) async fn send(
-        &self,
-        mut request: Request<Body>,
-        open: impl AsyncFn() -> io::Result<Sender>,
-    ) -> Result<Response<Incoming>, Unanswered> {
-        let idle = self.0.take();
-        if let Some(mut sender) = idle
-            && sender.ready().await.is_ok()
-        {
-            match sender.try_send_request(request).await {
-                Ok(response) => return Ok(self.keep(sender, response)),
-                Err(mut error) => match error.take_message() {
-                    // Closed while it was idle: nothing of the request was sent.
-                    Some(unsent) => request = unsent,
-                    None => return Err(Unanswered::Broken(error.into_error())),
-                },
-            }
+impl From<NotAnswered<io::Error>> for Unanswered {
+    fn from(not_answered: NotAnswered<io::Error>) -> Self {
+        match not_answered {
+            NotAnswered::Open(error) => Self::Connect(error),
+            NotAnswered::Unsent(error) => Self::Connect(io::Error::other(error)),
+            NotAnswered::Sent(error) => Self::Broken(error),
         }
-        let mut sender = open().await.map_err(Unanswered::Connect)?;
-        match sender.try_send_request(request).await {
-            Ok(response) => Ok(self.keep(sender, response)),
-            Err(mut error) => Err(match error.take_message() {
-                Some(_unsent) => Unanswered::Connect(io::Error::other(error.into_error())),
-                None => Unanswered::Broken(error.into_error()),
-            }),
-        }
-    }
-
-    /// The connection is used again once the response was read.
-    fn keep(&self, sender: Sender, response: Response<Incoming>) -> Response<Incoming> {
-        self.0.replace(Some(sender));
-        response
     }
 }
 

@@ -21,6 +21,7 @@ use tracing::debug;
 
 use super::{MAX_HEAD_BYTES, STREAM_WINDOW_BYTES, ThisThread, WINDOW_BYTES};
 use crate::egress::PodEgress;
+use crate::serve::idle_connection::{IdleConnection, NotAnswered};
 use crate::session::Server;
 
 /// Why a request was not answered.
@@ -55,8 +56,8 @@ pub(super) struct Route {
 type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 enum Sender {
-    /// The idle connection, if there is one: requests come one after the other.
-    Http1(RefCell<Option<http1::SendRequest<Incoming>>>),
+    /// Requests come one after the other.
+    Http1(IdleConnection<Incoming>),
     /// Locked while it is opened.
     Http2(Mutex<Option<http2::SendRequest<Incoming>>>),
 }
@@ -81,7 +82,7 @@ impl Upstream {
         is_http2: bool,
         server: &Rc<Server>,
     ) -> Self {
-        let sender = if is_http2 { Sender::Http2(Mutex::default()) } else { Sender::Http1(RefCell::default()) };
+        let sender = if is_http2 { Sender::Http2(Mutex::default()) } else { Sender::Http1(IdleConnection::default()) };
         Self { egress, route, server: server.clone(), first: RefCell::new(first), sender }
     }
 
@@ -92,7 +93,13 @@ impl Upstream {
     /// Sends a request, and returns the response once its head is there.
     pub(super) async fn send(&self, request: Request<Incoming>) -> Result<Response<Incoming>, UpstreamError> {
         match &self.sender {
-            Sender::Http1(idle) => self.send_http1(idle, request).await,
+            Sender::Http1(idle) => {
+                let answered = idle.send(request, async || self.open_http1().await).await;
+                answered.map_err(|not_answered| match not_answered {
+                    NotAnswered::Open(error) => error,
+                    NotAnswered::Unsent(error) | NotAnswered::Sent(error) => UpstreamError::Ask(error),
+                })
+            }
             Sender::Http2(shared) => self.send_http2(shared, request).await,
         }
     }
@@ -115,36 +122,6 @@ impl Upstream {
             }
             is_first = false;
             *shared.lock().await = None;
-        }
-    }
-
-    async fn send_http1(
-        &self,
-        idle: &RefCell<Option<http1::SendRequest<Incoming>>>,
-        mut request: Request<Incoming>,
-    ) -> Result<Response<Incoming>, UpstreamError> {
-        let mut reused = None;
-        if let Some(mut sender) = idle.take()
-            && sender.ready().await.is_ok()
-        {
-            reused = Some(sender);
-        }
-        loop {
-            let (mut sender, is_reused) = match reused.take() {
-                Some(sender) => (sender, true),
-                None => (self.open_http1().await?, false),
-            };
-            match sender.try_send_request(request).await {
-                Ok(response) => {
-                    idle.replace(Some(sender));
-                    return Ok(response);
-                }
-                Err(mut error) => match error.take_message() {
-                    // Closed while it was idle: nothing of the request was sent.
-                    Some(unsent) if is_reused => request = unsent,
-                    _ => return Err(UpstreamError::Ask(error.into_error())),
-                },
-            }
         }
     }
 
