@@ -33,7 +33,7 @@ mod owned;
 pub use assign::{Moves, PodRecord, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, adopts, changes, is_of};
 pub use owned::owned;
-use share::ListedBy;
+use share::{Former, ListedBy};
 pub use share::{Share, existing_shares};
 
 /// Of one expression, by the schema.
@@ -91,7 +91,8 @@ pub enum DivideError {
 /// The shards of `root`, the canary first; `None` if it is switched off.
 ///
 /// `namespaces` are those of the cluster. They count only if the canary has hashes and namespaces. The ownership table
-/// in the root's status counts: a slot stays where it is, unless it has to move.
+/// in the root's status counts: a slot stays where it is, unless it has to move. `made` are ShardingConfigs, of which
+/// the root has made some: slots that pods without a proxy have stay meant for the shard that they were meant for.
 ///
 /// # Errors
 /// If admission would refuse the root or one of its shards.
@@ -99,6 +100,7 @@ pub fn divide(
     root: &ShardingConfig,
     labelling: &Labelling,
     namespaces: &BTreeSet<String>,
+    made: &[&ShardingConfig],
 ) -> Result<Option<Vec<Shard>>, DivideError> {
     let rule = root.spec.root.as_ref().ok_or(DivideError::NoRoot)?;
     let problems = validate::sharding_config(root, &[], None).errors;
@@ -109,7 +111,9 @@ pub fn divide(
         return Ok(None);
     }
     let table = root.status.as_ref().and_then(|status| status.ownership.as_ref());
-    let listed_by = share::of(rule, labelling.hash, table).into_iter().map(|share| {
+    let made: Vec<&ShardingConfig> = made.iter().copied().filter(|one| is_made_by(root, one)).collect();
+    let former = Former { table, made: &made, hash_key: &labelling.hash_key };
+    let listed_by = share::of(rule, labelling.hash, &former).into_iter().map(|share| {
         let listed_by = share.listed_by(labelling, namespaces);
         (share, listed_by)
     });
@@ -127,7 +131,7 @@ pub fn divide(
 
 /// Why a `root` that is valid by itself cannot be divided.
 pub fn undividable(root: &ShardingConfig, labelling: &Labelling, namespaces: &BTreeSet<String>) -> Option<Problem> {
-    let error = divide(root, labelling, namespaces).err()?;
+    let error = divide(root, labelling, namespaces, &[]).err()?;
     let field = match &error {
         DivideError::NoRoot | DivideError::Refused { .. } => return None,
         DivideError::TooManyNamespaces { .. } => "spec.root.canary".to_owned(),
@@ -138,6 +142,11 @@ pub fn undividable(root: &ShardingConfig, labelling: &Labelling, namespaces: &BT
     let text = error.to_string();
     let message = text.strip_prefix(&format!("{field}: ")).unwrap_or(&text).to_owned();
     Some(Problem { field, message })
+}
+
+/// Whether `root` has made the shard `config`.
+pub fn is_made_by(root: &ShardingConfig, config: &ShardingConfig) -> bool {
+    config.spec.root.is_none() && root.metadata.namespace == config.metadata.namespace && is_of(root, config)
 }
 
 /// The ownership table of the shards and their pods, without an epoch.

@@ -77,7 +77,7 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     let mut inactive = Vec::new();
     for root in &configs {
         let Some(rule) = &root.spec.root else { continue };
-        match shard::divide(root, world.labelling, world.namespaces) {
+        match shard::divide(root, world.labelling, world.namespaces, &configs) {
             Ok(Some(shards)) => operators.push(divided(root, rule, shards, near(root), world)),
             // It only gives back.
             Ok(None) | Err(_) if is_handing_back(root) => {
@@ -94,7 +94,7 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     let inactive: Vec<(&ShardingConfig, Arc<Placement<'_>>)> = inactive
         .into_iter()
         .map(|(root, rule)| {
-            let children = configs.iter().filter(|config| makes(root, config));
+            let children = configs.iter().filter(|config| shard::is_made_by(root, config));
             let children: Vec<&ShardingConfig> = children.copied().collect();
             (root, Arc::new(Placement::of_inactive_root(root, rule, &children, near(root), world)))
         })
@@ -104,18 +104,13 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
         if !operators[..roots].iter().any(|root| root.is_shard(config)) {
             let report = validate::sharding_config(config, &[], None);
             troubles.extend(report.errors.iter().map(|error| trouble(config, error.to_string())));
-            let placement = inactive.iter().find(|(root, _)| makes(root, config));
+            let placement = inactive.iter().find(|(root, _)| shard::is_made_by(root, config));
             let placement = placement.map(|(_, placement)| Arc::clone(placement));
             operators.push(alone(config, placement, report.errors.is_empty()));
         }
     }
     operators.append(&mut failed);
     (operators, troubles)
-}
-
-/// Whether `root` has made the shard `config`.
-fn makes(root: &ShardingConfig, config: &ShardingConfig) -> bool {
-    config.spec.root.is_none() && namespace(&root.metadata) == namespace(&config.metadata) && shard::is_of(root, config)
 }
 
 pub(super) fn trouble(config: &ShardingConfig, message: String) -> Trouble {
@@ -331,7 +326,9 @@ impl Operator<'_> {
 
     /// Whether it is a shard of `root`, which is inactive.
     pub(super) fn is_made_by(&self, root: &ShardingConfig) -> bool {
-        matches!(self.division, Division::Alone { .. }) && root.spec.root.is_some() && makes(root, self.config)
+        matches!(self.division, Division::Alone { .. })
+            && root.spec.root.is_some()
+            && shard::is_made_by(root, self.config)
     }
 
     /// Whether `config` is one of its shards in the cluster, or a former one. A foreign config with the name

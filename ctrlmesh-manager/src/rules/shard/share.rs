@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::api::{Canary, Root, ShardingConfig};
+use ctrlmesh_common::api::{Canary, Root, SelectorOperator, ShardingConfig};
 use ctrlmesh_common::names;
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
@@ -21,6 +21,15 @@ pub struct Share {
     pub slots: SlotSet,
     /// Pinned; only a canary has any.
     pub namespaces: BTreeSet<String>,
+}
+
+/// What there was before a division.
+pub(super) struct Former<'a> {
+    pub(super) table: Option<&'a Ownership>,
+    /// The shards as the root made them last.
+    pub(super) made: &'a [&'a ShardingConfig],
+    /// The key of the label by which they select slots.
+    pub(super) hash_key: &'a str,
 }
 
 /// The label by which a shard selects its objects.
@@ -61,9 +70,9 @@ impl ListedBy {
 
 /// The shares of a valid `root`, the canary first, then by number.
 ///
-/// A normal share keeps what it has in `table`, as far as balance allows. What is revoked counts for its former owner:
-/// so the shares stay the same until all is granted.
-pub(super) fn of(root: &Root, hash: NamespaceHash, table: Option<&Ownership>) -> Vec<Share> {
+/// A normal share keeps what it has, as far as balance allows. What is revoked counts for its former owner: so the
+/// shares stay the same until all is granted.
+pub(super) fn of(root: &Root, hash: NamespaceHash, former: &Former<'_>) -> Vec<Share> {
     let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
     let canary = root.canary.as_ref().map(|canary| Share {
         name: shard_name(root, 0),
@@ -72,7 +81,7 @@ pub(super) fn of(root: &Root, hash: NamespaceHash, table: Option<&Ownership>) ->
         slots: hashes,
         namespaces: pinned(canary, hashes, hash),
     });
-    canary.into_iter().chain(normal(root, hashes, table)).collect()
+    canary.into_iter().chain(normal(root, hashes, former)).collect()
 }
 
 /// The shares of an inactive root, by the shards that exist, in the order in which it would make them. They
@@ -103,7 +112,7 @@ fn pinned(canary: &Canary, hashes: SlotSet, hash: NamespaceHash) -> BTreeSet<Str
     if by_hash { BTreeSet::new() } else { canary.in_namespaces.iter().cloned().collect() }
 }
 
-fn normal(root: &Root, canary: SlotSet, table: Option<&Ownership>) -> Vec<Share> {
+fn normal(root: &Root, canary: SlotSet, former: &Former<'_>) -> Vec<Share> {
     let share = |id: usize, replicas, slots| Share {
         name: shard_name(root, id),
         canary: false,
@@ -113,8 +122,8 @@ fn normal(root: &Root, canary: SlotSet, table: Option<&Ownership>) -> Vec<Share>
     };
     if let Some(auto) = &root.auto {
         let ids = 1..=count(auto.sharding_size);
-        let former: Vec<SlotSet> = ids.clone().map(|id| owned(table, &shard_name(root, id))).collect();
-        let parts = ids.zip(canary.complement().divide_from(&former));
+        let names: Vec<String> = ids.clone().map(|id| shard_name(root, id)).collect();
+        let parts = ids.zip(canary.complement().divide_from(&former.slots(&names)));
         return parts.map(|(id, part)| share(id, auto.every_shard_replicas, part)).collect();
     }
     let manual = root.manual.iter();
@@ -128,11 +137,30 @@ fn normal(root: &Root, canary: SlotSet, table: Option<&Ownership>) -> Vec<Share>
     shares.into_iter().map(|(_, share)| share).collect()
 }
 
-/// The slots that `owner` has, or had until they were revoked.
-fn owned(table: Option<&Ownership>, owner: &str) -> SlotSet {
-    let Some(table) = table else { return SlotSet::EMPTY };
-    let revoked = table.revoked.iter().flat_map(|revoked| &revoked.slots);
-    revoked.chain(&table.slots).filter(|(_, one)| *one == owner).map(|(slot, _)| *slot).collect()
+impl Former<'_> {
+    /// The former slots of each of these shards. What none of them has is of the one that it was meant for.
+    fn slots(&self, shards: &[String]) -> Vec<SlotSet> {
+        let owned: Vec<SlotSet> = shards.iter().map(|shard| self.owned(shard)).collect();
+        let others = owned.iter().fold(SlotSet::EMPTY, |all, owned| all.union(*owned)).complement();
+        let meant = shards.iter().map(|shard| self.meant(shard).intersection(others));
+        owned.iter().zip(meant).map(|(owned, meant)| owned.union(meant)).collect()
+    }
+
+    /// What `owner` has, or had until it was revoked.
+    fn owned(&self, owner: &str) -> SlotSet {
+        let Some(table) = self.table else { return SlotSet::EMPTY };
+        let revoked = table.revoked.iter().flat_map(|revoked| &revoked.slots);
+        revoked.chain(&table.slots).filter(|(_, one)| *one == owner).map(|(slot, _)| *slot).collect()
+    }
+
+    /// What the last division has given `shard`.
+    fn meant(&self, shard: &str) -> SlotSet {
+        let made = self.made.iter().filter(|config| name(&config.metadata) == shard);
+        let selectors = made.filter_map(|config| config.spec.limits.first()?.selector.as_ref());
+        let listed = selectors.flat_map(|selector| &selector.match_expressions);
+        let listed = listed.filter(|one| one.key == self.hash_key && one.operator == SelectorOperator::In);
+        listed.map(|one| slots(&one.values)).fold(SlotSet::EMPTY, SlotSet::union)
+    }
 }
 
 /// Validation has checked the length of the prefix.

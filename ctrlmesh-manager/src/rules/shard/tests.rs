@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::read_sharding_configs;
-use ctrlmesh_common::ownership::Revoked;
+use ctrlmesh_common::ownership::{Revoked, UNSHARDED};
 use ctrlmesh_common::selector::Labels;
 use ctrlmesh_common::slots::{Slot, SlotSet};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 }
 
 fn shards(rule: &str, known: &[&str]) -> Vec<Shard> {
-    divide(&root(rule), &Labelling::default(), &names(known)).unwrap().unwrap()
+    divide(&root(rule), &Labelling::default(), &names(known), &[]).unwrap().unwrap()
 }
 
 fn selectors(shards: &[Shard]) -> Vec<String> {
@@ -36,7 +36,7 @@ fn selectors(shards: &[Shard]) -> Vec<String> {
 }
 
 fn error(rule: &str) -> String {
-    divide(&root(rule), &Labelling::default(), &BTreeSet::new()).unwrap_err().to_string()
+    divide(&root(rule), &Labelling::default(), &BTreeSet::new(), &[]).unwrap_err().to_string()
 }
 
 fn refs(configs: &[ShardingConfig]) -> Vec<&ShardingConfig> {
@@ -79,7 +79,7 @@ fn a_canary_of_hashes_leaves_the_other_hashes() {
 fn written(rule: &str, before: Option<&ShardingConfig>) -> (ShardingConfig, Vec<Shard>) {
     let mut root = root(rule);
     root.status = before.and_then(|before| before.status.clone());
-    let shards = divide(&root, &Labelling::default(), &BTreeSet::new()).unwrap().unwrap();
+    let shards = divide(&root, &Labelling::default(), &BTreeSet::new(), &[]).unwrap().unwrap();
     let status = root.status.get_or_insert_default();
     status.ownership = Some(Ownership { epoch: 1, ..table(&shards, &BTreeMap::new()) });
     (root, shards)
@@ -103,6 +103,22 @@ fn a_canary_that_grows_takes_from_no_shard_that_can_keep() {
     assert_eq!(slots(&after)[1..], ["13,14,15,16,17,18,19,20,21", last]);
     assert!(after[1].config.spec.limits[0].selector.is_some());
     assert_eq!(selectors(&after)[1], "sharding-hash in (13,14,15,16,17,18,19,20,21)", "so do the shards' limits");
+}
+
+#[test]
+fn what_pods_without_a_proxy_take_over_stays_meant_for_its_shard() {
+    let (first, _) = written(&canary(10), None);
+    let (mut root, shards) = written(&canary(22), Some(&first));
+    let last = |shards: &[Shard]| shards[2].share.slots.to_string();
+    assert_eq!(last(&shards), "23,24,25,26,27");
+    // The operator leaves: the first normal shard is the last one with a pod.
+    let table = root.status.as_mut().unwrap().ownership.as_mut().unwrap();
+    table.slots.values_mut().filter(|owner| *owner != "op-1-normal").for_each(|owner| *owner = UNSHARDED.to_owned());
+    let made: Vec<ShardingConfig> = shards.iter().map(|shard| shard.config.clone()).collect();
+    let divided = |made: &[&ShardingConfig]| divide(&root, &Labelling::default(), &BTreeSet::new(), made);
+    assert_eq!(divided(&refs(&made)).unwrap().unwrap(), shards);
+    // Where nobody knows, it is divided as if nobody had had them.
+    assert_eq!(last(&divided(&[]).unwrap().unwrap()), "24,25,26,27");
 }
 
 #[test]
@@ -175,7 +191,7 @@ fn namespaces_whose_hash_the_canary_has_need_no_name() {
 #[test]
 fn a_root_that_is_switched_off_makes_nothing() {
     let root = root("disable: true");
-    assert_eq!(divide(&root, &Labelling::default(), &BTreeSet::new()), Ok(None));
+    assert_eq!(divide(&root, &Labelling::default(), &BTreeSet::new(), &[]), Ok(None));
 }
 
 #[test]
@@ -196,10 +212,10 @@ fn a_root_that_cannot_be_divided_says_which_field_is_wrong() {
     assert!(error(&many).contains("at most 62 matchExpressions"), "{}", error(&many));
     let mut no_root = root(auto);
     no_root.spec.root = None;
-    assert_eq!(divide(&no_root, &Labelling::default(), &BTreeSet::new()), Err(DivideError::NoRoot));
+    assert_eq!(divide(&no_root, &Labelling::default(), &BTreeSet::new(), &[]), Err(DivideError::NoRoot));
     let known: BTreeSet<String> = (0..200_000).map(|number| format!("ns-{number}")).collect();
     let canary = root(&format!("canary: {{replicas: 1, inNamespaces: [shop], inShardHash: ['4']}}, {auto}"));
-    assert!(matches!(divide(&canary, &Labelling::default(), &known), Err(DivideError::TooManyNamespaces { .. })));
+    assert!(matches!(divide(&canary, &Labelling::default(), &known, &[]), Err(DivideError::TooManyNamespaces { .. })));
 }
 
 #[test]
@@ -214,7 +230,7 @@ fn an_own_label_key_and_hash_are_used_throughout() {
     let root = root(
         "canary: {replicas: 1, inNamespaces: [shop], inShardHash: ['15']}, auto: {shardingSize: 31, everyShardReplicas: 1}",
     );
-    let shards = divide(&root, &labelling, &names(&["ns-a", "ns-b"])).unwrap().unwrap();
+    let shards = divide(&root, &labelling, &names(&["ns-a", "ns-b"]), &[]).unwrap().unwrap();
     assert_eq!(
         selectors(&shards)[..2],
         [
@@ -301,7 +317,7 @@ proptest! {
     ) {
         let root = root(&any.rule);
         let labelling = Labelling::default();
-        let shards = divide(&root, &labelling, &any.known).unwrap().unwrap();
+        let shards = divide(&root, &labelling, &any.known, &[]).unwrap().unwrap();
         let rule = root.spec.root.as_ref().unwrap();
         let canary = rule.canary.clone().unwrap_or_default();
         let known: Vec<String> = any.known.iter().cloned().chain(canary.in_namespaces).collect();
@@ -328,7 +344,7 @@ proptest! {
     #[test]
     fn the_canary_owns_the_union_of_its_lists_and_nobody_else_does(any in any_root()) {
         let root = root(&any.rule);
-        let shards = divide(&root, &Labelling::default(), &any.known).unwrap().unwrap();
+        let shards = divide(&root, &Labelling::default(), &any.known, &[]).unwrap().unwrap();
         let hash = NamespaceHash::default();
         let canary = root.spec.root.as_ref().unwrap().canary.clone().unwrap_or_default();
         for namespace in any.known.iter().chain(&canary.in_namespaces) {
@@ -340,7 +356,7 @@ proptest! {
 
     #[test]
     fn shards_stand_together_as_the_admission_demands(any in any_root()) {
-        let shards = divide(&root(&any.rule), &Labelling::default(), &any.known).unwrap().unwrap();
+        let shards = divide(&root(&any.rule), &Labelling::default(), &any.known, &[]).unwrap().unwrap();
         let configs: Vec<ShardingConfig> = shards.iter().map(|shard| shard.config.clone()).collect();
         for config in &configs {
             prop_assert_eq!(validate::sharding_config(config, &configs, None), validate::Report::default());
@@ -351,7 +367,7 @@ proptest! {
     fn automatic_shards_differ_by_at_most_one_slot(any in any_root()) {
         let root = root(&any.rule);
         prop_assume!(root.spec.root.as_ref().unwrap().auto.is_some());
-        let shards = divide(&root, &Labelling::default(), &any.known).unwrap().unwrap();
+        let shards = divide(&root, &Labelling::default(), &any.known, &[]).unwrap().unwrap();
         let sizes: Vec<usize> = shards.iter().filter(|shard| !shard.share.canary).map(|shard| shard.share.slots.len()).collect();
         let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
         prop_assert!(*least >= 1 && most - least <= 1, "{:?}", sizes);

@@ -105,14 +105,14 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
     }
     let mut writes = Vec::new();
     for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
-        let divided = shard::divide(root, labelling, &plan.snapshot.namespaces);
+        let siblings = by_namespace.get(&root.metadata.namespace.as_ref());
+        let siblings = siblings.map_or(&[][..], Vec::as_slice);
+        let divided = shard::divide(root, labelling, &plan.snapshot.namespaces, siblings);
         // Problems of a root are in its status.
         let Ok(Some(wanted)) = divided else { continue };
         if is_leaving(root) || !plan.compiled.operators.contains_key(&full_name(&root.metadata)) {
             continue;
         }
-        let siblings = by_namespace.get(&root.metadata.namespace.as_ref());
-        let siblings = siblings.map_or(&[][..], Vec::as_slice);
         let existing = |name: &str| siblings.iter().copied().find(|one| one.metadata.name.as_deref() == Some(name));
         let changes = shard::changes(root, &wanted, siblings);
         writes.extend(changes.apply.into_iter().map(|mut config| {
