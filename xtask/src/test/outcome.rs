@@ -11,6 +11,9 @@ use super::Tier;
 /// How many of the slowest tests are printed.
 const SLOWEST: usize = 10;
 
+/// How many lines are printed of what a test said that failed.
+const SAID: usize = 15;
+
 /// The result of a tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
@@ -28,6 +31,8 @@ pub(super) struct Outcome {
     pub(super) taken: Duration,
     /// How long each test took, as libtest measures it; with its target before its name.
     pub(super) times: Vec<(Duration, String)>,
+    /// What each test said last that failed, after its name.
+    pub(super) said: Vec<String>,
 }
 
 impl Outcome {
@@ -35,6 +40,7 @@ impl Outcome {
     pub(super) fn add(&mut self, target: &str, (lines, complete): (Vec<String>, bool)) {
         let times = lines.iter().filter_map(|line| time(line));
         self.times.extend(times.map(|(taken, name)| (taken, format!("{target} {name}"))));
+        self.said.extend(said(&lines));
         self.complete &= complete;
         for [passed, failed, filtered] in lines.iter().filter_map(|line| counts(line)) {
             self.passed += passed;
@@ -56,6 +62,7 @@ impl Outcome {
         self.complete &= other.complete;
         self.taken += other.taken;
         self.times.extend(other.times);
+        self.said.extend(other.said);
     }
 
     /// Why something of it was not run, or not well.
@@ -99,6 +106,21 @@ fn time(line: &str) -> Option<(Duration, &str)> {
     Some((Duration::try_from_secs_f64(seconds).ok()?, name))
 }
 
+/// The last lines of what libtest shows of each test that failed, after its name and without its stack.
+fn said(lines: &[String]) -> Vec<String> {
+    let begins = |line: &String| line.starts_with("---- ") && line.ends_with(" stdout ----");
+    let starts = (0..lines.len()).filter(|at| begins(&lines[*at]));
+    let section = |start: usize| {
+        let rest = &lines[start + 1..];
+        let ends = |line: &String| begins(line) || line == "failures:" || line == "Stack backtrace:";
+        let end = rest.iter().position(ends).unwrap_or(rest.len());
+        let told: Vec<&str> = rest[..end].iter().map(String::as_str).filter(|line| !line.trim().is_empty()).collect();
+        let first = told.len().saturating_sub(SAID);
+        format!("{}\n{}", lines[start], told[first..].join("\n"))
+    };
+    starts.map(section).collect()
+}
+
 /// The counts in a closing line of libtest: passed, failed, and left out by the filter.
 fn counts(line: &str) -> Option<[usize; 3]> {
     let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
@@ -140,6 +162,10 @@ pub(super) fn print(
     }
     for (time, name) in all.times.iter().take(SLOWEST) {
         writeln!(out, "{:>7.1}  {name}", time.as_secs_f64())?;
+    }
+    // Once more at the end: the logs of a long run are cut.
+    for said in &all.said {
+        writeln!(out, "\n{said}")?;
     }
     let line = closing_line(&all);
     writeln!(out, "\n{line}").context("print the result")?;
@@ -244,6 +270,17 @@ mod tests {
         print(&mut out, &BTreeMap::from([(Tier::Kernel, outcome)]), true, Duration::ZERO).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("   61.5  kernel a::slow\n    0.0  kernel a::quick\n\n"), "{text}");
+    }
+
+    #[test]
+    fn what_a_test_said_that_failed_is_printed_again_at_the_end() {
+        let lines = "\nfailures:\n\n---- a::b stdout ----\nit waits\n\nError: in vain\n\nStack backtrace:\n   0: main\n\n---- c stdout ----\nno\n\n\nfailures:\n    a::b\n    c\n";
+        let mut outcome = Outcome { complete: true, ..Outcome::default() };
+        outcome.add("kernel", (lines.lines().map(str::to_owned).collect(), false));
+        assert_eq!(outcome.said, ["---- a::b stdout ----\nit waits\nError: in vain", "---- c stdout ----\nno"]);
+        let many: Vec<String> =
+            ["---- a stdout ----"].into_iter().map(str::to_owned).chain((0..99).map(|at| at.to_string())).collect();
+        assert_eq!(said(&many)[0].lines().collect::<Vec<_>>()[..2], ["---- a stdout ----", "84"]);
     }
 
     #[test]
