@@ -97,6 +97,13 @@ pub enum Redirect {
     Nowhere,
 }
 
+impl Redirect {
+    /// Whether the node's proxy takes the calls to the pod's webhook. It has the kernel do so, which a sidecar cannot.
+    pub fn takes_calls(self) -> bool {
+        self != Self::Nowhere
+    }
+}
+
 /// Whether a policy is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

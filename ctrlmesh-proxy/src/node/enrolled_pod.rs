@@ -3,8 +3,11 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ctrlmesh_common::policy::Policy;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::inbound::WebhookListener;
@@ -34,8 +37,8 @@ pub(super) struct EnrolledPod {
 pub(super) enum Serving {
     /// By this process.
     Node(NodeServing),
-    /// By the proxy inside the pod.
-    Sidecar,
+    /// By the proxy inside the pod. This process takes the calls to its webhook.
+    Sidecar(SidecarServing),
 }
 
 /// How this process takes a pod's connections.
@@ -45,6 +48,24 @@ pub(super) struct NodeServing {
     pub(super) file: PathBuf,
     pub(super) gone: CancellationToken,
     pub(super) webhook: WebhookListener,
+}
+
+/// How this process takes the calls to the webhook of a pod whose connections a sidecar takes.
+#[derive(Default)]
+pub(super) struct SidecarServing {
+    pub(super) webhook: WebhookListener,
+    /// Absent: it has had no webhook.
+    pub(super) called: Option<CalledSidecar>,
+}
+
+/// A pod with a sidecar, and with a webhook.
+pub(super) struct CalledSidecar {
+    pub(super) network: NetworkId,
+    /// The file by which the network namespace was found.
+    pub(super) file: PathBuf,
+    pub(super) gone: CancellationToken,
+    /// Kept as the manager's list has it.
+    pub(super) policy: watch::Sender<Arc<Policy>>,
 }
 
 /// Why a pod is not served yet, so that it is logged once.
@@ -62,16 +83,33 @@ impl EnrolledPod {
     }
 
     fn network_changed(&self) -> bool {
-        let Some(Serving::Node(serving)) = &self.serving else { return false };
+        let Some((file, network)) = self.serving.as_ref().and_then(Serving::network) else { return false };
         if let Some(file) = &self.pod.network {
-            return NetworkId::of(file).is_ok_and(|now| now != serving.network);
+            return NetworkId::of(file).is_ok_and(|now| now != network);
         }
         // The pod's oldest process, by which it was found, may be gone, and its PID another's.
-        if NetworkId::of(&serving.file).is_ok_and(|now| now == serving.network) {
+        if NetworkId::of(file).is_ok_and(|now| now == network) {
             return false;
         }
         let (now, _) = network::of_processes(&self.cgroup.path);
-        now.first().is_some_and(|(oldest, _)| *oldest != serving.network)
+        now.first().is_some_and(|(oldest, _)| *oldest != network)
+    }
+}
+
+impl Serving {
+    pub(super) fn webhook(&mut self) -> &mut WebhookListener {
+        match self {
+            Self::Node(serving) => &mut serving.webhook,
+            Self::Sidecar(serving) => &mut serving.webhook,
+        }
+    }
+
+    /// The network namespace that this process listens in, and the file by which it was found.
+    fn network(&self) -> Option<(&Path, NetworkId)> {
+        match self {
+            Self::Node(serving) => Some((&serving.file, serving.network)),
+            Self::Sidecar(serving) => serving.called.as_ref().map(|called| (called.file.as_path(), called.network)),
+        }
     }
 }
 

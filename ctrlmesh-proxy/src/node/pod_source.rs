@@ -116,6 +116,12 @@ impl PodSource {
         }
     }
 
+    /// The policy of a pod of the manager's list now. `None` where a file lists the pods: it names none with a sidecar.
+    pub(super) fn policy_now(&self, pod: &Pod) -> Option<Arc<Policy>> {
+        let Self::Manager(followed) = self else { return None };
+        followed.policies.borrow().get(&pod.name).map(|one| one.policy.clone())
+    }
+
     /// The policy of a pod of the list, followed until the pod is `gone`.
     ///
     /// # Errors

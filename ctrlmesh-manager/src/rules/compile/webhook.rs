@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ctrlmesh_common::api;
 use ctrlmesh_common::policy::webhook::{OnUnowned, Peer, Webhook};
-use ctrlmesh_common::policy::{Limit, Policy, Redirect};
+use ctrlmesh_common::policy::{Limit, Policy};
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 
 use super::policy::ShardPolicies;
@@ -77,8 +77,8 @@ impl<'a> Webhooks<'a> {
             if shard.limits.is_empty() {
                 shard.limits = unfenced_limits(&policy.policy);
             }
-            // A pod with its proxy inside is called past it.
-            if pod.serves() && pod.redirect == Redirect::Node && works_for_shard(policy) {
+            // One that dials its proxy by itself is called past it.
+            if pod.serves() && pod.redirect.takes_calls() && works_for_shard(policy) {
                 shard.addresses.extend(pod.ip.as_ref().and_then(|ip| ip.parse::<IpAddr>().ok()));
             }
         }
@@ -117,9 +117,9 @@ impl<'a> Webhooks<'a> {
         })
     }
 
-    /// `None` where the node's proxy does not serve the pod: no other takes calls.
+    /// `None` where no node proxy takes the pod's calls: no other does.
     fn of(&self, policy: &CompiledPolicy) -> Option<Webhook> {
-        if policy.is_served_inside() {
+        if !policy.policy.redirect.takes_calls() {
             return None;
         }
         let (operator, shard) = shard_key(policy)?;

@@ -12,7 +12,7 @@ use tracing::info;
 use super::Reconciler;
 use crate::egress::{ApiServers, PodEgress, PodFiles, PodNetwork};
 use crate::net::accept::PodSlot;
-use crate::node::enrolled_pod::{NodeServing, Serving};
+use crate::node::enrolled_pod::{NodeServing, Serving, SidecarServing};
 use crate::node::error::NotServed;
 use crate::node::inbound::WebhookListener;
 use crate::node::network::{self, NetworkId};
@@ -30,7 +30,7 @@ impl Reconciler {
         };
         let (serving, begun) = match &pod.served_by {
             ServedBy::Sidecar { container: None } => return Err(NotServed::NoSidecar),
-            ServedBy::Sidecar { .. } => (Serving::Sidecar, Ok(())),
+            ServedBy::Sidecar { .. } => (Serving::Sidecar(SidecarServing::default()), Ok(())),
             ServedBy::Node => {
                 let (file, network) = self.network(pod)?;
                 let gone = CancellationToken::new();
@@ -48,7 +48,7 @@ impl Reconciler {
     }
 
     /// The network namespace of a pod that is enrolled.
-    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), NotServed> {
+    pub(super) fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), NotServed> {
         if let Some(file) = &pod.network {
             let id = NetworkId::of(file).map_err(NotServed::Network)?;
             return Ok((file.clone(), id));
@@ -101,14 +101,21 @@ impl Reconciler {
 
     /// Stops taking a pod's connections, and ends the open ones.
     pub(super) fn end(&mut self, slot: Slot, serving: Option<Serving>) {
-        let Some(Serving::Node(NodeServing { network, gone, .. })) = serving else { return };
-        self.heartbeat.leave(slot);
         self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
-        self.networks.leave(network, slot);
-        gone.cancel();
+        match serving {
+            Some(Serving::Node(NodeServing { network, gone, .. })) => {
+                self.heartbeat.leave(slot);
+                self.networks.leave(network, slot);
+                gone.cancel();
+            }
+            Some(Serving::Sidecar(serving)) => {
+                let _cancelled = serving.called.map(|called| called.gone.cancel());
+            }
+            None => {}
+        }
     }
 
-    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, ServedPod>)) {
+    pub(super) fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, ServedPod>)) {
         self.served.send_modify(|pods| change(Arc::make_mut(pods)));
     }
 }

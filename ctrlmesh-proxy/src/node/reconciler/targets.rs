@@ -39,7 +39,7 @@ impl Reconciler {
         for (name, pod) in &mut self.pods {
             let targets = match &pod.serving {
                 None => continue,
-                Some(Serving::Sidecar) => self.pod_source.targets(&pod.pod),
+                Some(Serving::Sidecar(_)) => self.pod_source.targets(&pod.pod),
                 Some(Serving::Node(_)) => match served.get(&PodSlot(pod.slot.get())) {
                     Some(served) => pod_source::targets(&served.policy.borrow()),
                     None => continue,

@@ -35,12 +35,12 @@ fn shard(space: Space<'_>, replica: &str) -> Value {
 }
 
 /// A replica of an operator of which only the webhook matters.
-fn replica(name: &str) -> Value {
+fn replica(name: &str, annotations: &Value) -> Value {
     let labels = json!({"app": name, "ctrlmesh.kusionstack.io/enable-proxy": "true"});
     let container = json!({"name": "operator", "image": Image::Probe.name(), "args": ["review", format!(":{PORT}"), "/certs"],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
         "volumeMounts": [{"name": "certs", "mountPath": "/certs", "readOnly": true}]});
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels, "annotations": annotations}, "spec": {
         "terminationGracePeriodSeconds": 1, "containers": [container],
         "volumes": [{"name": "certs", "secret": {"secretName": "certs"}}]}})
 }
@@ -66,7 +66,7 @@ fn refused_by(space: Space<'_>, share: &str) -> Result<String> {
     Ok(by.split_whitespace().next().unwrap_or_default().to_owned())
 }
 
-fn reviews_reach_their_owner(space: Space<'_>) -> Result<()> {
+fn reviews_reach_their_owner(space: Space<'_>, annotations: &Value) -> Result<()> {
     let key = KeyPair::generate()?;
     let certificate = CertificateParams::new([format!("{SERVICE}.{}.svc", space.name())])?.self_signed(&key)?.pem();
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "certs"}, "type": "kubernetes.io/tls",
@@ -74,7 +74,7 @@ fn reviews_reach_their_owner(space: Space<'_>) -> Result<()> {
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE},
         "spec": {"selector": {"app": REPLICAS[0]}, "ports": [{"port": PORT}]}});
     let shards = REPLICAS.map(|name| shard(space, name));
-    let pods = REPLICAS.map(replica);
+    let pods = REPLICAS.map(|name| replica(name, annotations));
     let items = [&[secret, service], &shards[..], &pods].concat();
     space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
     for pod in REPLICAS {
@@ -92,12 +92,18 @@ fn reviews_reach_their_owner(space: Space<'_>) -> Result<()> {
     // The owner goes, and the one that is called stands in for it. It comes back.
     space.kubectl(&["delete", "pod", REPLICAS[1]])?;
     until("the owner to be stood in for", || Ok(refused_by(space, &others).ok().filter(|by| by == REPLICAS[0])))?;
-    space.apply(&replica(REPLICAS[1]).to_string())?;
+    space.apply(&replica(REPLICAS[1], annotations).to_string())?;
     until("the owner to answer again", || Ok(refused_by(space, &others).ok().filter(|by| by == REPLICAS[1])))?;
     space.kubectl(&["delete", "validatingwebhookconfiguration", space.name()]).map(drop)
 }
 
 #[test]
 fn a_review_is_answered_by_the_owner_of_its_object() -> Result<()> {
-    mesh::shared().case("reviews", reviews_reach_their_owner)
+    mesh::shared().case("reviews", |space| reviews_reach_their_owner(space, &json!({})))
+}
+
+#[test]
+fn so_is_one_where_a_sidecar_takes_the_owners_connections() -> Result<()> {
+    let sidecar = json!({"ctrlmesh.kusionstack.io/sidecar": "true"});
+    mesh::shared().case("reviews-sidecar", |space| reviews_reach_their_owner(space, &sidecar))
 }
