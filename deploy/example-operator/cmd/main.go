@@ -37,6 +37,7 @@ func main() {
 	var leaderElect, ignoreSigterm bool
 	var uncached time.Duration
 	var concurrent int
+	var webhooks webhookOptions
 	flag.StringVar(&metricsAddr, "metrics-bind-address", ":8080", "The address the metrics endpoint binds to.")
 	flag.StringVar(&probeAddr, "health-probe-bind-address", ":8081", "The address the probe endpoint binds to.")
 	flag.BoolVar(&leaderElect, "leader-elect", false, "Let one replica at a time be active.")
@@ -45,6 +46,7 @@ func main() {
 	flag.DurationVar(&uncached, "uncached", 0,
 		"Read without a cache, write by server-side apply, and reconcile each website this often; 0 is off.")
 	flag.BoolVar(&ignoreSigterm, "ignore-sigterm", false, "Work on after SIGTERM, until killed.")
+	webhooks.bindFlags(flag.CommandLine)
 	opts := zap.Options{}
 	opts.BindFlags(flag.CommandLine)
 	flag.Parse()
@@ -54,6 +56,7 @@ func main() {
 		Scheme:                        scheme,
 		Metrics:                       metricsserver.Options{BindAddress: metricsAddr},
 		HealthProbeBindAddress:        probeAddr,
+		WebhookServer:                 webhooks.server(),
 		LeaderElection:                leaderElect,
 		LeaderElectionID:              "websites.web.example.com",
 		LeaderElectionNamespace:       lockNamespace,
@@ -65,6 +68,10 @@ func main() {
 	}
 	if err := setUp(mgr, uncached, concurrent); err != nil {
 		setupLog.Error(err, "unable to create the controller")
+		os.Exit(1)
+	}
+	if err := webhooks.setUp(mgr); err != nil {
+		setupLog.Error(err, "unable to create the webhooks")
 		os.Exit(1)
 	}
 	if err := mgr.AddHealthzCheck("healthz", healthz.Ping); err != nil {
