@@ -10,6 +10,8 @@ use crate::harness::pki::Pki;
 use crate::harness::until;
 
 mod bed;
+mod attacks;
+mod faults;
 
 /// Who has answered a review.
 async fn who(pods: &Webhooks, ip: &str, review: &Value) -> String {

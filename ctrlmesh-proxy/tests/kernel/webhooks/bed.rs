@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -73,6 +73,11 @@ pub(crate) fn review(resource: &str, namespace: &str) -> Value {
 impl Webhooks {
     /// The pods' proxy takes their calls.
     pub(crate) async fn new() -> Self {
+        Self::with(&[]).await
+    }
+
+    /// The same, with more arguments for the proxy.
+    pub(crate) async fn with(arguments: &[&str]) -> Self {
         let node = Node::new().await;
         node.bed.namespace("node");
         let mut pods = Vec::new();
@@ -82,7 +87,7 @@ impl Webhooks {
             wire(&node, name, number);
             processes.push(node.bed.nobody(&node.bed.cgroup(name), name));
         }
-        let (proxy, servers) = (node_proxy(&node, &pods), JoinSet::new());
+        let (proxy, servers) = (node_proxy(&node, &pods, arguments), JoinSet::new());
         let mut this = Self { node, proxy, _processes: processes, servers };
         for (name, address) in [("a", A), ("b", B), ("a", A_V6)] {
             this.serve(name, address);
@@ -92,9 +97,22 @@ impl Webhooks {
         this
     }
 
+    /// Ends the operators' own servers.
+    pub(crate) async fn stop_servers(&mut self) {
+        self.servers.shutdown().await;
+    }
+
+    /// A connection from the node to pod `a`.
+    pub(crate) fn connect(&self) -> tokio::net::TcpStream {
+        let network = Namespace::open(&self.node.bed.path("node")).unwrap();
+        let stream = network.run(|| TcpStream::connect((A, PORT))).unwrap().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        tokio::net::TcpStream::from_std(stream).unwrap()
+    }
+
     /// Another proxy, which waits to follow the one that serves; that one is returned.
     pub(crate) async fn successor(&mut self) -> Proxy {
-        let before = std::mem::replace(&mut self.proxy, in_namespace(&self.node));
+        let before = std::mem::replace(&mut self.proxy, in_namespace(&self.node, &[]));
         until("it to wait", || async { self.proxy.log().contains("waiting to follow it") }).await;
         before
     }
@@ -204,7 +222,7 @@ fn wire(node: &Node, pod: &str, number: u8) {
 }
 
 /// A node proxy that serves both pods, in the node's network namespace.
-fn node_proxy(node: &Node, pods: &[Value]) -> Proxy {
+fn node_proxy(node: &Node, pods: &[Value], arguments: &[&str]) -> Proxy {
     for name in ["crt", "key"] {
         fs::copy(node.pki.path(&format!("leaf.{name}")), node.pki.path(&format!("hook.{name}"))).unwrap();
     }
@@ -213,12 +231,12 @@ fn node_proxy(node: &Node, pods: &[Value]) -> Proxy {
         node.write(&format!("{shard}.policy"), &policy(1, shard, &webhook).to_string());
     }
     node.list(pods);
-    in_namespace(node)
+    in_namespace(node, arguments)
 }
 
-fn in_namespace(node: &Node) -> Proxy {
+fn in_namespace(node: &Node, arguments: &[&str]) -> Proxy {
     let mut command = node.bed.inside(&node.bed.cgroup("node"), "node", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-    command.arg("node").args(["--handover-timeout", "60s", "--handover-dir"]).arg(node.pki.path("handover"));
+    command.arg("node").args(["--handover-timeout", "60s", "--handover-dir"]).arg(node.pki.path("handover")).args(arguments);
     node.run_with(command)
 }
 
