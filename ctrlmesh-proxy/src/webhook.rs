@@ -1,6 +1,7 @@
 //! The admission webhook of one pod: its certificate, its own server, and who else may be asked.
 
 mod certificate;
+mod cache;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,12 +15,14 @@ use rustls::ServerConfig;
 use rustls::server::ResolvesServerCert;
 use tokio::net::TcpStream;
 use tokio::time;
+use tokio::time::Instant;
 
+use self::cache::FollowedPolicy;
 use self::certificate::Certificate;
 use crate::egress::PodFiles;
 use crate::net::accept;
 use crate::net::pod_socket::pod_socket;
-use crate::policy::Current;
+use crate::policy::{Current, History};
 
 pub(crate) use self::certificate::PEER_NAME;
 
@@ -33,11 +36,13 @@ pub struct PodWebhook {
     namespace: Option<Arc<Namespace>>,
     files: PodFiles,
     certificate: Certificate,
+    followed: FollowedPolicy,
 }
 
 impl PodWebhook {
     pub fn new(pod: String, policy: Current, namespace: Option<Namespace>, files: PodFiles) -> Arc<Self> {
-        Arc::new(Self { pod, policy, namespace: namespace.map(Arc::new), files, certificate: Certificate::default() })
+        let (certificate, followed) = (Certificate::default(), FollowedPolicy::default());
+        Arc::new(Self { pod, policy, namespace: namespace.map(Arc::new), files, certificate, followed })
     }
 
     /// The network namespace of the pod, where it is not this process's own.
@@ -48,6 +53,16 @@ impl PodWebhook {
     /// The policy in force.
     pub(crate) fn policy(&self) -> Arc<Policy> {
         self.policy.borrow().clone()
+    }
+
+    /// The policy in force, and its changes.
+    pub(crate) fn policies(&self) -> Current {
+        self.policy.clone()
+    }
+
+    /// Waits until the operator's cache has what `policy` gives it, but not beyond `until`.
+    pub(crate) async fn cached(&self, policy: &Arc<Policy>, history: &History, until: Instant) {
+        self.followed.wait(policy, history, until).await;
     }
 
     /// TLS with the certificate that the operator itself presents, and with `mesh` where another proxy calls. `None`

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use ctrlmesh_common::policy::fence::Access;
+use ctrlmesh_common::policy::fence::{Access, NotOwned};
 use ctrlmesh_common::policy::webhook::{Peer, Webhook};
 use ctrlmesh_common::policy::{Mode, Policy};
 use ctrlmesh_common::selector::{Labels, Selector};
@@ -32,7 +32,9 @@ pub enum Answerer<'a> {
     Local,
     /// A replica of another shard.
     Owner(&'a Peer),
-    /// The object belongs to nobody now, or to somebody who cannot be asked.
+    /// Nobody yet: the object is on its way from one shard to another.
+    Moving,
+    /// The object belongs to nobody, or to somebody who cannot be asked.
     Unowned,
 }
 
@@ -102,9 +104,9 @@ impl Review {
         match &policy.fence {
             Some(fence) => match fence.access((&self.group, &self.resource), &self.namespace, &self.name) {
                 Access::Unfenced | Access::Owned(_) | Access::Unknown => Answerer::Local,
-                Access::Refused(not_owned) => {
-                    let owner = not_owned.owner.as_deref();
-                    webhook.peers.iter().find(|peer| Some(peer.shard.as_str()) == owner).into()
+                Access::Refused(NotOwned { owner: None, .. }) => Answerer::Moving,
+                Access::Refused(NotOwned { owner: Some(owner), .. }) => {
+                    webhook.peers.iter().find(|peer| peer.shard == owner).into()
                 }
             },
             None => self.answerer_by_labels(policy, webhook),

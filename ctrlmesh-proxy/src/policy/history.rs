@@ -160,7 +160,7 @@ impl History {
     }
 
     /// Completes once nobody reads under a policy that does not mean the same as `now`, which is in force.
-    pub(super) async fn read_by_nobody_but(&self, now: &Policy) {
+    pub(crate) async fn read_by_nobody_but(&self, now: &Policy) {
         let readers = || {
             let remembered = self.remembered();
             let mut past = remembered.policies.iter().filter(|past| !past.means_the_same(now));

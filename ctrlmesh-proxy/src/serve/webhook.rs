@@ -9,6 +9,7 @@ mod upstream;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::future;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::api::parse_duration;
+use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::policy::webhook::{OnUnowned, Peer};
 use ctrlmesh_request::review::{Answerer, Review};
 use http::{Method, Request, Response, Uri, header};
@@ -35,9 +37,10 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use self::body::{Body, HeldReview};
-use self::upstream::{Unanswered, Upstream};
+use self::upstream::{NOT_REACHED, Unanswered, Upstream};
 use crate::metrics::{ClientError, WebhookRoute};
 use crate::net::tunnel;
+use crate::policy::{Current, History};
 use crate::serve::egress::http::{http1_builder, run};
 use crate::serve::{TLS_HANDSHAKE, headers};
 use crate::session::{ConnectionResources, ServedPod, Server, WebhookTls};
@@ -62,6 +65,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(2);
 struct Calls {
     server: Rc<Server>,
     webhook: Arc<PodWebhook>,
+    history: Arc<History>,
     tls: WebhookTls,
     resources: ConnectionResources,
     /// The address that was called, which is the pod's.
@@ -99,7 +103,8 @@ impl Server {
         served: ServedPod,
         resources: ConnectionResources,
     ) {
-        let (deadline, webhook) = (Instant::now() + self.header_timeout, served.webhook);
+        let deadline = Instant::now() + self.header_timeout;
+        let ServedPod { webhook, history, .. } = served;
         let mut first = [0];
         let Some(Ok(1)) = self.in_time(deadline, stream.peek(&mut first)).await else { return };
         let tls = match &self.webhooks {
@@ -124,7 +129,8 @@ impl Server {
         let name = name.filter(|_| !is_peer).and_then(|name| ServerName::try_from(name.to_owned()).ok());
         let (local, peers) = <(Upstream, RefCell<_>)>::default();
         let drain = self.drain.clone();
-        let calls = Rc::new(Calls { server: self, webhook, tls, resources, address, name, is_peer, local, peers });
+        let calls =
+            Rc::new(Calls { server: self, webhook, history, tls, resources, address, name, is_peer, local, peers });
         let service = service_fn(move |request| Box::pin(calls.clone().call(request)));
         let mut builder = http1_builder();
         // A caller that leaves ends its call, as without us.
@@ -170,36 +176,74 @@ impl Calls {
         headers::strip(request.headers_mut());
         request.headers_mut().remove(header::EXPECT);
         let begun = Instant::now();
-        if self.is_peer || request.method() != Method::POST {
+        if request.method() != Method::POST {
             return Ok(self.locally(WebhookRoute::Local, request.map(Body::from)).await);
         }
-        let policy = self.webhook.policy();
-        let on_unowned = policy.webhook.as_ref().map(|webhook| webhook.on_unowned).unwrap_or_default();
         let allowed = timeout(request.uri());
         let held = match time::timeout(allowed, HeldReview::read(request, self.resources.unread.budget())).await?? {
             Ok(held) => held,
-            Err(streamed) => return Ok(self.unowned(on_unowned, streamed, Unanswered::Unread).await),
+            Err(streamed) => return Ok(self.unowned(streamed, Unanswered::Unread).await),
         };
-        let review = Review::parse(&held.body);
-        let Some((review, webhook)) = review.zip(policy.webhook.as_ref()) else {
-            return Ok(self.locally(WebhookRoute::Local, held.request()).await);
-        };
-        match review.answerer(&policy, webhook) {
-            Answerer::Local => Ok(self.locally(WebhookRoute::Local, held.request()).await),
-            Answerer::Owner(peer) => {
-                let until = begun + allowed / 2;
-                if let Some(response) = self.ask(peer, webhook.port.get(), &held, until).await {
-                    return Ok(Answered { route: WebhookRoute::Owner, response });
+        // Who asks another proxy waits longer than that one.
+        let until = begun + allowed / if self.is_peer { 4 } else { 2 };
+        Ok(match Review::parse(&held.body) {
+            Some(review) => self.route(&review, &held, until).await,
+            None => self.locally(WebhookRoute::Local, held.request()).await,
+        })
+    }
+
+    /// Has the owner of the object answer. Where the object is moving, its new owner is waited for.
+    async fn route(&self, review: &Review, held: &HeldReview, until: Instant) -> Answered {
+        let mut policies = self.webhook.policies();
+        loop {
+            let policy = policies.borrow_and_update().clone();
+            let is_fenced = policy.fence.is_some();
+            let Some(webhook) = &policy.webhook else {
+                return self.locally(WebhookRoute::Local, held.request()).await;
+            };
+            match review.answerer(&policy, webhook) {
+                Answerer::Local if is_fenced => {
+                    self.webhook.cached(&policy, &self.history, until).await;
+                    let answered = self.locally(WebhookRoute::Local, held.request()).await;
+                    // A cache that loses the object has answered otherwise.
+                    if is_own(&policies.borrow(), review) {
+                        return answered;
+                    }
+                    continue;
                 }
-                let away = Unanswered::Away { shard: peer.shard.clone() };
-                Ok(self.unowned(on_unowned, held.request(), away).await)
+                Answerer::Local => return self.locally(WebhookRoute::Local, held.request()).await,
+                Answerer::Owner(peer) if !self.is_peer => {
+                    tokio::select! {
+                        answered = self.ask_owner(peer, webhook.port.get(), held, until) => return answered,
+                        () = reassigned(&mut policies, review, peer) => continue,
+                    }
+                }
+                Answerer::Unowned if !self.is_peer => break,
+                // The table of the proxy that asks may be newer.
+                Answerer::Moving | Answerer::Owner(_) | Answerer::Unowned if is_fenced => {}
+                Answerer::Moving | Answerer::Owner(_) | Answerer::Unowned => break,
             }
-            Answerer::Unowned => Ok(self.unowned(on_unowned, held.request(), Unanswered::Unowned).await),
+            if !matches!(time::timeout_at(until, policies.changed()).await, Ok(Ok(()))) {
+                break;
+            }
+        }
+        self.unowned(held.request(), Unanswered::Unowned).await
+    }
+
+    async fn ask_owner(&self, peer: &Peer, port: u16, held: &HeldReview, until: Instant) -> Answered {
+        match self.ask(peer, port, held, until).await {
+            Some(response) => Answered { route: WebhookRoute::Owner, response },
+            None => self.unowned(held.request(), Unanswered::Away { shard: peer.shard.clone() }).await,
         }
     }
 
     /// A review whose owner cannot be asked.
-    async fn unowned(&self, on_unowned: OnUnowned, review: Request<Body>, reason: Unanswered) -> Answered {
+    async fn unowned(&self, review: Request<Body>, reason: Unanswered) -> Answered {
+        if self.is_peer {
+            return self.locally(WebhookRoute::Local, review).await;
+        }
+        let policy = self.webhook.policy();
+        let on_unowned = policy.webhook.as_ref().map(|webhook| webhook.on_unowned).unwrap_or_default();
         debug!(error = &reason as &dyn std::error::Error, ?on_unowned, "a webhook is asked of what others own");
         match on_unowned {
             OnUnowned::Local => self.locally(WebhookRoute::Fallback, review).await,
@@ -240,6 +284,9 @@ impl Calls {
                     let (peer, error) = (&peer.shard, &error as &dyn std::error::Error);
                     info!(peer, upstream.addr = %address, error, "a shard's webhook is not reached");
                 }
+                Ok(Ok(response)) if response.status() == NOT_REACHED => {
+                    info!(peer = peer.shard, upstream.addr = %address, "the pod of a shard's webhook is not reached");
+                }
                 Ok(answered) => {
                     self.peers.borrow_mut().insert(peer.shard.clone(), (address, upstream));
                     return Some(answered);
@@ -261,6 +308,23 @@ impl Calls {
         addresses.retain(|address| last.as_ref().is_none_or(|(last, _)| last != address));
         last.into_iter().chain(addresses.into_iter().map(|address| (address, Rc::default()))).collect()
     }
+}
+
+/// Whether a policy has its own pod answer.
+fn is_own(policy: &Policy, review: &Review) -> bool {
+    policy.webhook.as_ref().is_none_or(|webhook| review.answerer(policy, webhook) == Answerer::Local)
+}
+
+/// Completes once a table gives the object to another owner than `peer`.
+async fn reassigned(policies: &mut Current, review: &Review, peer: &Peer) {
+    while policies.changed().await.is_ok() {
+        let policy = policies.borrow_and_update().clone();
+        let owner = policy.webhook.as_ref().map(|webhook| review.answerer(&policy, webhook));
+        if !matches!(owner, Some(Answerer::Owner(now)) if now.shard == peer.shard) {
+            return;
+        }
+    }
+    future::pending().await
 }
 
 /// How long the answer is waited for, which the API server writes into the query.

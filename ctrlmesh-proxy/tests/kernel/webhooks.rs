@@ -27,10 +27,13 @@ async fn a_review_is_answered_by_the_owner_of_its_object() {
         assert_eq!(who(&pods, ip, &review("websites", OF_A)).await, "a", "{ip}");
         assert_eq!(who(&pods, ip, &review("websites", OF_B)).await, "b", "{ip}");
         let called = if ip == B { "b" } else { "a" };
-        // Not divided, nobody's now, and no review at all.
-        for body in [review("other", OF_B), review("websites", "moving"), json!({"kind": "ConversionReview"})] {
+        // Not divided, and no review at all.
+        for body in [review("other", OF_B), json!({"kind": "ConversionReview"})] {
             assert_eq!(who(&pods, ip, &body).await, called, "{ip} {body}");
         }
+        // Nobody's, for half of the time.
+        let (_, answer) = pods.call(ip, "/validate?timeout=1s", &review("websites", "moving")).await;
+        assert_eq!(answer["who"], called, "{ip}");
     }
     let body = review("websites", OF_B);
     let (_, answer) = pods.call(A, "/validate-it?timeout=10s&a=b", &body).await;
@@ -44,6 +47,31 @@ async fn a_review_is_answered_by_the_owner_of_its_object() {
     assert_eq!(pods.answered("fallback", "ok").await, 3);
     let (_, answer) = pods.call_with(A, "/healthz", &json!(null), &["--request", "GET"]).await;
     assert_eq!((&answer["who"], &answer["method"]), (&json!("a"), &json!("GET")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_review_of_what_moves_waits_for_the_new_owner() {
+    let pods = Webhooks::new().await;
+    let granted = |shard: &str, peer: &str, address: &str| {
+        let webhook = Webhooks::webhook(&pods.node, &json!([{"shard": peer, "addresses": [address]}]));
+        let mut granted = policy(2, shard, &webhook);
+        granted["fence"]["revoked"] = json!([]);
+        granted["fence"]["namespaces"] = json!({"moving": "b"});
+        granted
+    };
+    // One proxy learns of it before the other, and one review is there before both.
+    let moving = review("websites", "moving");
+    let change = async {
+        pods.change("a", &granted("a", "b", B)).await;
+        pods.change("b", &granted("b", "a", A)).await;
+    };
+    let path = "/validate?timeout=30s";
+    let (at_a, at_b, ()) = tokio::join!(pods.call(A, path, &moving), pods.call(B, path, &moving), change);
+    for (status, answer) in [at_a, at_b] {
+        assert_eq!((status, &answer["who"]), (200, &json!("b")), "{answer}");
+    }
+    assert_eq!(pods.answered("owner", "ok").await, 1);
+    assert_eq!(pods.answered("fallback", "ok").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +112,7 @@ async fn an_owner_that_cannot_be_asked_is_stood_in_for_or_not() {
     webhook["onUnowned"] = json!("fail");
     pods.change("a", &policy(6, "a", &webhook)).await;
     for namespace in [OF_B, "moving"] {
-        let (status, answer) = pods.call(A, "/validate", &review("websites", namespace)).await;
+        let (status, answer) = pods.call(A, "/validate?timeout=1s", &review("websites", namespace)).await;
         let whose = if namespace == OF_B {
             "of shard \"b\", which owns the object, has answered"
         } else {

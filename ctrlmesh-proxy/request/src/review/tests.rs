@@ -57,6 +57,7 @@ fn named(answerer: Answerer<'_>) -> &str {
     match answerer {
         Answerer::Local => "local",
         Answerer::Owner(peer) => &peer.shard,
+        Answerer::Moving => "moving",
         Answerer::Unowned => "unowned",
     }
 }
@@ -69,7 +70,7 @@ fn the_owner_of_the_namespace_answers() {
         ("example.com", "websites", "shop", "w", "b"),
         // The API server makes the name later.
         ("example.com", "websites", "shop", "", "b"),
-        ("example.com", "websites", "moving", "w", "unowned"),
+        ("example.com", "websites", "moving", "w", "moving"),
         ("example.com", "websites", "pinned", "w", "unowned"),
         // Of cluster scope.
         ("example.com", "websites", "", "shop", "b"),

@@ -22,6 +22,9 @@ use crate::net::accept;
 use crate::serve::idle_connection::{IdleConnection, NotAnswered};
 use crate::session::Server;
 
+/// What a proxy answers whose pod was sent nothing of the call. Another pod may be asked then.
+pub(super) const NOT_REACHED: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+
 /// Why a call was not answered.
 #[derive(Debug, Error)]
 pub(super) enum Unanswered {
@@ -46,8 +49,11 @@ impl Unanswered {
     pub(super) fn response<B>(&self) -> Response<Either<B, Full<Bytes>>> {
         debug!(error = self as &dyn std::error::Error, "webhook not answered");
         let mut response = Response::new(Either::Right(format!("ctrlmesh-proxy: {self}\n").into()));
-        let is_late = matches!(self, Self::Late);
-        *response.status_mut() = if is_late { StatusCode::GATEWAY_TIMEOUT } else { StatusCode::BAD_GATEWAY };
+        *response.status_mut() = match self {
+            Self::Connect(_) => NOT_REACHED,
+            Self::Late => StatusCode::GATEWAY_TIMEOUT,
+            Self::Broken(_) | Self::Unowned | Self::Away { .. } | Self::Unread => StatusCode::BAD_GATEWAY,
+        };
         let text = HeaderValue::from_static("text/plain; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, text);
         response

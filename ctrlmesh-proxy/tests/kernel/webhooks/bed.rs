@@ -236,7 +236,11 @@ fn node_proxy(node: &Node, pods: &[Value], arguments: &[&str]) -> Proxy {
 
 fn in_namespace(node: &Node, arguments: &[&str]) -> Proxy {
     let mut command = node.bed.inside(&node.bed.cgroup("node"), "node", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-    command.arg("node").args(["--handover-timeout", "60s", "--handover-dir"]).arg(node.pki.path("handover")).args(arguments);
+    command
+        .arg("node")
+        .args(["--handover-timeout", "60s", "--handover-dir"])
+        .arg(node.pki.path("handover"))
+        .args(arguments);
     node.run_with(command)
 }
 

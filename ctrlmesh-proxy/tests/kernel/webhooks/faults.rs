@@ -22,13 +22,16 @@ async fn a_pod_without_a_server_still_leads_to_the_owner() {
     pods.serve("b", B);
     assert_eq!(who(&pods, A, &review("websites", OF_B)).await, "b");
     let (status, answer) = pods.call(A, "/validate", &review("websites", OF_A)).await;
-    assert_eq!(status, 502, "{answer}");
-    // The other way round nobody stands in where that is asked for.
+    assert_eq!(status, 503, "{answer}");
+    // The other way round it is asked in vain, and then the pod that was called answers, or nobody.
+    assert_eq!(who(&pods, B, &review("websites", OF_A)).await, "b");
+    assert_eq!(pods.answered("fallback", "ok").await, 1);
     let mut webhook = Webhooks::webhook(&pods.node, &json!([{"shard": "a", "addresses": [A]}]));
     webhook["onUnowned"] = json!("fail");
     pods.change("b", &super::policy(2, "b", &webhook)).await;
     let (status, answer) = pods.call(B, "/validate", &review("websites", OF_A)).await;
-    assert_eq!(status, 502, "{answer}");
+    let nobody = "ctrlmesh-proxy: no replica of shard \"a\", which owns the object, has answered\n";
+    assert_eq!((status, answer), (502, json!(nobody)));
     pods.serve("a", A);
     assert_eq!(who(&pods, A, &review("websites", OF_A)).await, "a");
     assert_eq!(who(&pods, B, &review("websites", OF_A)).await, "a");

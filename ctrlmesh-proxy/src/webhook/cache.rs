@@ -1,0 +1,54 @@
+//! Knows since when the watches of a pod show what its policy gives it.
+//!
+//! An operator that is given a namespace sees its objects a moment later. A review in that moment would be answered from
+//! a cache without them.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_runtime::sync::lock;
+use tokio::time;
+use tokio::time::Instant;
+
+use crate::policy::History;
+
+/// From when the events are sent to when the operator has them in its cache, which nobody but the operator sees: long,
+/// since an operator that gets much at once is busy.
+const CACHE_DELAY: Duration = Duration::from_secs(1);
+
+/// The policy that the watches follow, and since when. `None` before the first review.
+#[derive(Debug, Default)]
+pub(super) struct FollowedPolicy(Mutex<Option<(Arc<Policy>, Instant)>>);
+
+impl FollowedPolicy {
+    /// Waits until no watch shows the share of an earlier policy, and the operator has had time to read its events. A
+    /// watch that does not follow holds up the first reviews only, and not beyond `until`.
+    pub(super) async fn wait(&self, policy: &Arc<Policy>, history: &History, until: Instant) {
+        let since = match self.since(policy) {
+            Some(since) => since,
+            None => {
+                drop(time::timeout_at(until, history.read_by_nobody_but(policy)).await);
+                self.record(policy)
+            }
+        };
+        time::sleep_until((since + CACHE_DELAY).min(until)).await;
+    }
+
+    fn since(&self, policy: &Arc<Policy>) -> Option<Instant> {
+        lock(&self.0).as_ref().filter(|(followed, _)| gives_the_same(followed, policy)).map(|(_, since)| *since)
+    }
+
+    /// The moment that the first of several reviews has recorded.
+    fn record(&self, policy: &Arc<Policy>) -> Instant {
+        let known = self.since(policy);
+        let since = known.unwrap_or_else(Instant::now);
+        *lock(&self.0) = Some((policy.clone(), since));
+        since
+    }
+}
+
+/// Whether both are of one ownership table. Others change where pods are, and no cache.
+fn gives_the_same(one: &Arc<Policy>, other: &Arc<Policy>) -> bool {
+    Arc::ptr_eq(one, other) || one.epoch == other.epoch && one.fence == other.fence
+}
