@@ -1,7 +1,7 @@
 //! Knows since when the watches of a pod show what its policy gives it.
 //!
-//! An operator that is given a namespace sees its objects a moment later. A review in that moment would be answered from
-//! a cache without them.
+//! An operator that is given a namespace sees its objects a moment later. A review in that moment would be answered
+//! from a cache without them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

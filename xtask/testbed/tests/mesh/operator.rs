@@ -16,6 +16,9 @@ use crate::mesh::client::CLIENT;
 /// The operator's workload, account and role.
 pub(crate) const NAME: &str = "operator";
 
+/// The name of its lock.
+pub(crate) const LOCK: &str = "websites.web.example.com";
+
 /// How its program calls itself in requests.
 const PROGRAM: &str = "example-operator/";
 
@@ -42,15 +45,22 @@ pub(crate) static EVERYBODYS: RwLock<()> = RwLock::new(());
 /// Deploys it, with the shard before the pods.
 pub(crate) fn deploy(space: Space<'_>, wanted: OperatorSpec<'_>) -> Result<()> {
     let namespace = space.name();
-    let subject = json!([{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}]);
-    let role = |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
     let labels = json!({"app": NAME});
     let shard = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "share"},
-        "spec": {"selector": {"matchLabels": labels}, "controller": {"leaderElectionName": "websites.web.example.com"},
+        "spec": {"selector": {"matchLabels": labels}, "controller": {"leaderElectionName": LOCK},
             "limits": [{"relateResources": [{"apiGroups": ["web.example.com"], "resources": ["websites"]}],
                 "selector": {"matchLabels": {"shard": namespace}}}]}});
-    let items = [
-        shard,
+    let items = [&[shard], &account(space)[..], &[workload(wanted)]].concat();
+    space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
+    rolled_out(space)
+}
+
+/// Its account, and what that may do.
+pub(crate) fn account(space: Space<'_>) -> [Value; 4] {
+    let namespace = space.name();
+    let subject = json!([{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}]);
+    let role = |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
+    [
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}}),
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
             "metadata": {"name": namespace, "labels": {MADE: "true"}},
@@ -59,10 +69,7 @@ pub(crate) fn deploy(space: Space<'_>, wanted: OperatorSpec<'_>) -> Result<()> {
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]}),
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": NAME},
             "roleRef": role("Role", NAME), "subjects": subject}),
-        workload(wanted),
-    ];
-    space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
-    rolled_out(space)
+    ]
 }
 
 /// Changes how many pods there are, or how they are enrolled.
@@ -89,7 +96,8 @@ pub(crate) fn metadata(wanted: OperatorSpec<'_>) -> Value {
     json!({"labels": labels, "annotations": annotations})
 }
 
-fn workload(wanted: OperatorSpec<'_>) -> Value {
+/// Its Deployment.
+pub(crate) fn workload(wanted: OperatorSpec<'_>) -> Value {
     let pod = json!({
         "serviceAccountName": NAME,
         "terminationGracePeriodSeconds": 5,
