@@ -1,4 +1,4 @@
-//! A lock-free histogram of the time that the proxy adds to a request.
+//! A lock-free histogram of the time that the proxy adds to a request, or to a call of a webhook.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 
 /// The upper end of the first bucket; each bucket is twice as wide as the one before.
 const FIRST_NANOSECONDS: u64 = 4_000;
@@ -31,6 +31,10 @@ impl AddedTime {
     }
 }
 
+impl TypedMetric for AddedTime {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
 impl EncodeMetric for AddedTime {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let buckets: Vec<(f64, u64)> = self.0.buckets.iter().enumerate().map(upper_end).collect();
@@ -40,7 +44,7 @@ impl EncodeMetric for AddedTime {
     }
 
     fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
+        Self::TYPE
     }
 }
 

@@ -37,7 +37,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use self::body::{Body, HeldReview};
-use self::upstream::{NOT_REACHED, Unanswered, Upstream};
+use self::upstream::{Answer, NOT_REACHED, Unanswered, Upstream};
 use crate::metrics::{ClientError, WebhookRoute};
 use crate::net::tunnel;
 use crate::policy::{Current, History};
@@ -91,7 +91,7 @@ enum CallError {
 /// How a call was answered.
 struct Answered {
     route: WebhookRoute,
-    response: Result<Response<Incoming>, Unanswered>,
+    answer: Result<Answer, Unanswered>,
 }
 
 impl Server {
@@ -164,9 +164,13 @@ impl Calls {
         self: Rc<Self>,
         request: Request<Incoming>,
     ) -> Result<Response<Either<Incoming, Full<Bytes>>>, CallError> {
-        let path = request.uri().path().to_owned();
-        let Answered { route, response } = Box::pin(self.answer(request)).await?;
-        let response = response.map_or_else(|unanswered| unanswered.response(), |response| response.map(Either::Left));
+        let (begun, path) = (Instant::now(), request.uri().path().to_owned());
+        let Answered { route, answer } = Box::pin(self.answer(request)).await?;
+        if let Ok(answer) = &answer {
+            self.server.metrics.webhooks.added(route, begun.elapsed().saturating_sub(answer.took));
+        }
+        let response =
+            answer.map_or_else(|unanswered| unanswered.response(), |answer| answer.response.map(Either::Left));
         info!(target: "access", webhook = path, route = route.name(), status = response.status().as_u16());
         self.server.metrics.webhooks.answered(route, response.status());
         Ok(response)
@@ -232,7 +236,7 @@ impl Calls {
 
     async fn ask_owner(&self, peer: &Peer, port: u16, held: &HeldReview, until: Instant) -> Answered {
         match self.ask(peer, port, held, until).await {
-            Some(response) => Answered { route: WebhookRoute::Owner, response },
+            Some(answer) => Answered { route: WebhookRoute::Owner, answer },
             None => self.unowned(held.request(), Unanswered::Away { shard: peer.shard.clone() }).await,
         }
     }
@@ -247,7 +251,7 @@ impl Calls {
         debug!(error = &reason as &dyn std::error::Error, ?on_unowned, "a webhook is asked of what others own");
         match on_unowned {
             OnUnowned::Local => self.locally(WebhookRoute::Fallback, review).await,
-            OnUnowned::Fail => Answered { route: WebhookRoute::Refused, response: Err(reason) },
+            OnUnowned::Fail => Answered { route: WebhookRoute::Refused, answer: Err(reason) },
         }
     }
 
@@ -257,9 +261,8 @@ impl Calls {
             let name = self.name.clone().unwrap_or_else(|| self.address.ip().into());
             upstream::open(stream, self.tls.own.clone(), name, &self.server).await
         };
-        let answered = time::timeout(MAX_TIMEOUT, self.local.send(request, open)).await;
-        let response = answered.map_or(Err(Unanswered::Late), |answered| answered.map_err(Unanswered::from));
-        Answered { route, response }
+        let answered = time::timeout(MAX_TIMEOUT, upstream::send(&self.local, request, open)).await;
+        Answered { route, answer: answered.unwrap_or(Err(Unanswered::Late)) }
     }
 
     /// Asks a pod of the owner; `None` where none has begun to answer, or none has answered in time.
@@ -269,7 +272,7 @@ impl Calls {
         port: u16,
         held: &HeldReview,
         until: Instant,
-    ) -> Option<Result<Response<Incoming>, Unanswered>> {
+    ) -> Option<Result<Answer, Unanswered>> {
         let trust = self.tls.peers.as_ref()?;
         for (address, upstream) in self.candidates(peer, port) {
             let opened = async || {
@@ -278,13 +281,12 @@ impl Calls {
                 upstream::open(stream, trust.client().http1, name, &self.server).await
             };
             let open = async || time::timeout(PEER_DEADLINE, opened()).await.map_err(io::Error::from).flatten();
-            let answered = time::timeout_at(until, upstream.send(held.request(), open)).await;
-            match answered.map(|answered| answered.map_err(Unanswered::from)) {
+            match time::timeout_at(until, upstream::send(&upstream, held.request(), open)).await {
                 Ok(Err(Unanswered::Connect(error))) => {
                     let (peer, error) = (&peer.shard, &error as &dyn std::error::Error);
                     info!(peer, upstream.addr = %address, error, "a shard's webhook is not reached");
                 }
-                Ok(Ok(response)) if response.status() == NOT_REACHED => {
+                Ok(Ok(answer)) if answer.response.status() == NOT_REACHED => {
                     info!(peer = peer.shard, upstream.addr = %address, "the pod of a shard's webhook is not reached");
                 }
                 Ok(answered) => {

@@ -1,19 +1,22 @@
 //! A connection to a webhook server, used for one call after the other.
 
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{Either, Full};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
-use tokio::time;
+use tokio::time::{self, Instant};
 use tokio_rustls::TlsConnector;
 use tracing::debug;
 
@@ -60,6 +63,14 @@ impl Unanswered {
     }
 }
 
+/// What a webhook server has answered.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) response: Response<Incoming>,
+    /// From the sending of the call, over a connection that was open, to the head of the answer.
+    pub(super) took: Duration,
+}
+
 pub(super) type Sender = http1::SendRequest<Body>;
 
 /// A connection to a webhook server.
@@ -73,6 +84,22 @@ impl From<NotAnswered<io::Error>> for Unanswered {
             NotAnswered::Sent(error) => Self::Broken(error),
         }
     }
+}
+
+/// Sends a call over the connection that is idle, or one that it opens.
+pub(super) async fn send(
+    upstream: &Upstream,
+    call: Request<Body>,
+    open: impl AsyncFn() -> io::Result<Sender>,
+) -> Result<Answer, Unanswered> {
+    let sent = Cell::new(Instant::now());
+    let open = async || {
+        let opened = open().await;
+        sent.set(Instant::now());
+        opened
+    };
+    let response = upstream.send(call, open).await?;
+    Ok(Answer { response, took: sent.get().elapsed() })
 }
 
 /// Begins TLS and HTTP/1.1.
