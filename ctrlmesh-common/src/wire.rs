@@ -51,6 +51,9 @@ pub const MAX_REASON_BYTES: usize = 1024;
 /// Rules of one pod of which the state is reported.
 pub const MAX_GUARD_STATES: usize = 1024;
 
+/// Longest [`WebhookState::error`], in bytes. A [`Hello`] has one for each of its pods.
+pub const MAX_WEBHOOK_ERROR_BYTES: usize = 256;
+
 /// FNV-1a of 64 bits. It detects changes and damage, not forgery.
 pub fn digest(text: &[u8]) -> u64 {
     fnv1a(text)
@@ -65,6 +68,15 @@ impl PodId {
     /// Without the UID.
     pub fn pod_name(&self) -> PodName {
         PodName { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+}
+
+impl WebhookState {
+    /// Bounds the text.
+    #[must_use]
+    pub fn truncated(mut self) -> Self {
+        self.error.truncate(self.error.floor_char_boundary(MAX_WEBHOOK_ERROR_BYTES));
+        self
     }
 }
 
@@ -98,12 +110,24 @@ mod tests {
         }
     }
 
+    fn webhook_state() -> WebhookState {
+        WebhookState { port_taken: true, certificate_read: true, error: "no".into() }
+    }
+
     /// The messages of the stream of policies, with every field set, and their bytes.
-    fn stream_samples() -> [(Vec<u8>, &'static str); 4] {
-        let known = PolicySummary { pod: Some(pod()), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
+    fn stream_samples() -> [(Vec<u8>, &'static str); 5] {
+        let known = PolicySummary {
+            pod: Some(pod()),
+            digest: 1,
+            epoch: 2,
+            operator: "n/s".into(),
+            version: 300,
+            webhook: Some(webhook_state()),
+        };
         let hello = Hello { node: "node".into(), pod: Some(pod()), version: "0.1".into(), known: vec![known] };
         let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
         let guards = GuardReport { pod: Some(pod()), states: vec![guard_state()] };
+        let webhook = WebhookReport { pod: Some(pod()), state: Some(webhook_state()) };
         let entry = PodEntry {
             pod: Some(pod()),
             digest: 1,
@@ -122,7 +146,7 @@ mod tests {
         [
             (
                 Report { content: Some(Content::Hello(hello)) }.encode_to_vec(),
-                "0a360a046e6f646512090a016e1201701a01751a03302e31221e0a090a016e1201701a0175110100000000000000180222036e2f7328ac02",
+                "0a400a046e6f646512090a016e1201701a01751a03302e3122280a090a016e1201701a0175110100000000000000180222036e2f7328ac023208080110011a026e6f",
             ),
             (
                 Report { content: Some(Content::Verdict(verdict)) }.encode_to_vec(),
@@ -131,6 +155,10 @@ mod tests {
             (
                 Report { content: Some(Content::Guards(guards)) }.encode_to_vec(),
                 "1a230a090a016e1201701a017512160a036e2f62120172180120ac02280530063a03683a31",
+            ),
+            (
+                Report { content: Some(Content::Webhook(webhook)) }.encode_to_vec(),
+                "22150a090a016e1201701a01751208080110011a026e6f",
             ),
             (
                 update.encode_to_vec(),
@@ -149,6 +177,7 @@ mod tests {
             last_contact: 300,
             digest: 1,
             guards: vec![guard_state()],
+            webhook: Some(webhook_state()),
         };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
         let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
@@ -157,7 +186,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 Receipts { receipts: vec![receipt] }.encode_to_vec(),
-                "0a370a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a31",
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),
@@ -168,6 +197,23 @@ mod tests {
             ),
             (Renewed { confirmed: vec![pod()] }.encode_to_vec(), "0a090a016e1201701a0175"),
         ]
+    }
+
+    #[test]
+    fn the_largest_hello_fits() {
+        let pod = PodId { namespace: "n".repeat(63), name: "p".repeat(253), uid: "u".repeat(36) };
+        let known = PolicySummary {
+            pod: Some(pod.clone()),
+            digest: u64::MAX,
+            epoch: u64::MAX,
+            operator: "o".repeat(63 + 1 + 253),
+            version: u64::MAX,
+            webhook: Some(WebhookState { error: "e".repeat(1000), ..webhook_state() }.truncated()),
+        };
+        let known = vec![known; MAX_KNOWN];
+        let hello = Hello { node: "n".repeat(253), pod: Some(pod), version: "0.1".into(), known };
+        let bytes = Report { content: Some(Content::Hello(hello)) }.encoded_len();
+        assert!(bytes <= MAX_REPORT_BYTES, "{bytes}");
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl PodGuards {
         loop {
             let states = self.states();
             let counts = if states.is_empty() { None } else { Some(COUNTS_INTERVAL) };
-            publish.publish(states);
+            publish.publish((!states.is_empty()).then(|| states.into()));
             time::sleep(REPORT_INTERVAL).await;
             let counted = async {
                 match counts {

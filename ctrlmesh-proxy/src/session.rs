@@ -126,11 +126,12 @@ impl ServedPod {
         Self { policy, history, writes, validity, guards, faults, egress, webhook, gone }
     }
 
-    /// Settles each policy and follows its guards, as long as the pod is served. Writes that a new policy forbids have
-    /// `timeout` to end.
+    /// Settles each policy, follows its guards, and reports on its webhook, as long as the pod is served. Writes that a
+    /// new policy forbids have `timeout` to end.
     pub fn settle(&self, timeout: Duration, publish: Publications, drain: &Drain) {
-        let Self { policy, history, writes, guards, gone, .. } = self.clone();
+        let Self { policy, history, writes, guards, webhook, gone, .. } = self.clone();
         drain.spawn(guards.follow(publish.guards, drain.clone(), gone.clone()));
+        drain.spawn(webhook.report(publish.webhook, drain.clone(), gone.clone()));
         let under_way = UnderWay { policy, writes, history };
         drain.spawn(under_way.settle(timeout, publish.settled, drain.clone(), gone));
     }

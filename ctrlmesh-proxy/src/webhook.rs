@@ -2,6 +2,7 @@
 
 mod certificate;
 mod cache;
+mod report;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,6 +15,7 @@ use ctrlmesh_intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6};
 use rustls::ServerConfig;
 use rustls::server::ResolvesServerCert;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time;
 use tokio::time::Instant;
 
@@ -25,6 +27,7 @@ use crate::net::pod_socket::pod_socket;
 use crate::policy::{Current, History};
 
 pub(crate) use self::certificate::PEER_NAME;
+pub(crate) use self::report::PortState;
 
 /// The webhook of one pod. Its connections share it.
 #[derive(Debug)]
@@ -37,12 +40,14 @@ pub struct PodWebhook {
     files: PodFiles,
     certificate: Certificate,
     followed: FollowedPolicy,
+    port: watch::Sender<PortState>,
 }
 
 impl PodWebhook {
     pub fn new(pod: String, policy: Current, namespace: Option<Namespace>, files: PodFiles) -> Arc<Self> {
         let (certificate, followed) = (Certificate::default(), FollowedPolicy::default());
-        Arc::new(Self { pod, policy, namespace: namespace.map(Arc::new), files, certificate, followed })
+        let (namespace, port) = (namespace.map(Arc::new), watch::Sender::default());
+        Arc::new(Self { pod, policy, namespace, files, certificate, followed, port })
     }
 
     /// The network namespace of the pod, where it is not this process's own.

@@ -33,6 +33,7 @@ use crate::resource::ResourceMatch;
     printcolumn(name = "Programmed", type_ = "string", json_path = ".status.conditions[?(@.type==\"Programmed\")].status"),
     printcolumn(name = "Settled", type_ = "string", json_path = ".status.conditions[?(@.type==\"Settled\")].status", description = "Of a root: whether no ownership is on its way"),
     printcolumn(name = "Degraded", type_ = "string", json_path = ".status.conditions[?(@.type==\"Degraded\")].status"),
+    printcolumn(name = "Webhook", type_ = "string", priority = 1, json_path = ".status.conditions[?(@.type==\"WebhookRouted\")].status", description = "Whether reviews of the operator's webhook are routed"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(
@@ -317,8 +318,8 @@ pub struct ShardingConfigStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub changed_at: Option<String>,
-    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong), and
-    /// of a root Settled (no ownership is on its way).
+    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong), of a
+    /// root Settled (no ownership is on its way), and with a webhook `WebhookRouted` (its reviews reach the owners).
     /// Absent or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

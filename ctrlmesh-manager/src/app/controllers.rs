@@ -360,8 +360,8 @@ impl ReceiptCache {
 
 fn contact((pod, receipt): (PodName, Receipt)) -> (PodName, Contact) {
     let at = Timestamp::try_from(receipt.last_contact).unwrap_or_default();
-    let Receipt { epoch, digest, refused, connected, .. } = receipt;
-    (pod, Contact { epoch, digest, refused, connected, at })
+    let Receipt { epoch, digest, refused, connected, webhook, .. } = receipt;
+    (pod, Contact { epoch, digest, refused, connected, at, webhook })
 }
 
 #[cfg(test)]

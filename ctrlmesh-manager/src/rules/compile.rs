@@ -44,6 +44,7 @@ pub use operator::{Operator, operators};
 pub use policy::CompiledPolicy;
 use policy::ShardPolicies;
 use webhook::Webhooks;
+pub use webhook::without_room as webhook_without_room;
 
 /// The input of [`compile`].
 #[derive(Clone, Copy, Debug)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::{PodStatus, Root, RootStatus, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::wire::WebhookState;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -22,8 +23,10 @@ use crate::status::finding::{Finding, condition, finding, listed, seconds};
 
 mod fenced;
 mod plan_index;
+mod webhook;
 
 pub use plan_index::PlanIndex;
+use webhook::OfWebhook;
 
 /// How old `lastContact` may become in the status while nothing else changes. For connected proxies it is
 /// rewritten at each multiple, for all configs at once: every such write triggers a new plan.
@@ -44,6 +47,8 @@ pub struct Contact {
     pub connected: bool,
     /// Last contact, if it is not connected.
     pub at: Timestamp,
+    /// What becomes of calls to the pod's webhook, if the proxy has said it.
+    pub webhook: Option<WebhookState>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -137,11 +142,25 @@ pub fn of(
     let fenced = fenced::of(config, &full_name, &before.conditions, inputs.fences);
     let fenced = fenced.map(|finding| (fenced::FENCED, finding));
     let labelled = coverage.filter(|_| is_root).map(|coverage| (label_coverage::CONDITION, labelled(coverage)));
-    let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced);
+    let (operator, shard) = (root.as_deref().unwrap_or(&full_name), (!is_root).then_some(name));
+    let routed = OfWebhook { config, operator, shard, pods: &all }
+        .finding(plan, inputs)
+        .map(|finding| (webhook::WEBHOOK_ROUTED, finding));
+    let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced).chain(routed);
     let condition =
         |(kind, finding)| condition(kind, finding, config.metadata.generation, &before.conditions, inputs.now);
     status.conditions = conditions.map(condition).collect();
     status
+}
+
+/// What the status said before.
+fn as_before(before: &[Condition], kind: &str) -> Option<Finding> {
+    let before = before.iter().find(|one| one.type_ == kind)?;
+    Some(Finding {
+        holds: before.status == "True",
+        reason: before.reason.clone().into(),
+        message: before.message.clone(),
+    })
 }
 
 /// Whether no ownership of the root is on its way. It counts for the table that is written with it.

@@ -155,7 +155,7 @@ async fn what_guards_did_is_published_at_most_once_a_second() {
     let mut next = async || {
         let begun = Instant::now();
         changes.changed().await.unwrap();
-        let states = changes.borrow_and_update().values().flat_map(|one| one.states.to_vec()).collect::<Vec<_>>();
+        let states = changes.borrow_and_update().values().flat_map(|one| one.state.to_vec()).collect::<Vec<_>>();
         let states = states.iter().map(|one| (one.open, one.changed_at > 0, one.allowed, one.refused));
         (states.collect::<Vec<_>>(), begun.elapsed())
     };

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::api_servers::Servers;
 use super::settle::SettledPolicies;
 use super::store::{PodPolicies, Store};
-use super::{GuardReports, PodName, StoreError, Validities};
+use super::{GuardReports, PodName, StoreError, Validities, WebhookReports};
 use crate::manager_client::Endpoint;
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
@@ -29,8 +29,8 @@ use ctrlmesh_runtime::grpc::GrpcError;
 use ctrlmesh_runtime::telemetry;
 
 mod apply;
-mod guard_states;
 mod pod;
+mod pod_reports;
 mod renew;
 
 use apply::apply;
@@ -73,6 +73,7 @@ pub struct Client {
     whole: watch::Sender<bool>,
     settled: SettledPolicies,
     guards: GuardReports,
+    webhooks: WebhookReports,
     validities: Validities,
     /// While there is a stream.
     link: watch::Sender<Option<Link>>,
@@ -94,6 +95,8 @@ pub struct Subscription {
     pub settled: SettledPolicies,
     /// What guards have done is reported from here.
     pub guards: GuardReports,
+    /// Whether calls to webhooks are taken is reported from here.
+    pub webhooks: WebhookReports,
     /// Until when policies that lapse let writes pass.
     pub validities: Validities,
 }
@@ -132,13 +135,14 @@ pub fn follow(
     let (whole, is_whole) = watch::channel(false);
     let servers = Servers::open(&manager.state);
     let (settled, guards) = (SettledPolicies::default(), GuardReports::default());
-    let validities = Validities::default();
+    let (webhooks, validities) = (WebhookReports::default(), Validities::default());
     let followed = Subscription {
         policies: current,
         whole: is_whole,
         servers: servers.follow(),
         settled: settled.clone(),
         guards: guards.clone(),
+        webhooks: webhooks.clone(),
         validities: validities.clone(),
     };
     let client = Client {
@@ -150,6 +154,7 @@ pub fn follow(
         whole,
         settled,
         guards,
+        webhooks,
         validities,
         link: watch::Sender::new(None),
         servers,
@@ -209,7 +214,7 @@ impl Client {
         drop(reports.try_send(Report { content: Some(Content::Hello(self.hello())) }));
         let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
         self.link.send_replace(Some(Link { connection: link, ticket: ticket.clone() }));
-        let (mut is_whole, mut takes_guards) = (false, false);
+        let (mut is_whole, mut takes_states) = (false, false);
         while let Some(update) = updates.message().await? {
             if self.metrics.connected.get() == 0 {
                 info!("the manager is there");
@@ -225,12 +230,12 @@ impl Client {
             // Before the policies, so that new pods are redirected from these addresses, too.
             self.servers.take(&update.servers).await;
             let more = update.more;
-            takes_guards |= update.guard_reports;
+            takes_states |= update.guard_reports;
             let verdicts = self.take(update).await;
             if !more && !std::mem::replace(&mut is_whole, true) {
                 self.whole.send_if_modified(|whole| !std::mem::replace(whole, true));
-                if takes_guards {
-                    self.report_guards(reports.clone());
+                if takes_states {
+                    self.report_states(&reports);
                 }
             }
             for verdict in verdicts {
@@ -254,6 +259,7 @@ impl Client {
             epoch: kept.policy.epoch,
             operator: kept.operator.clone(),
             version: kept.version,
+            webhook: self.webhooks.of(pod).map(|state| (*state).clone()),
         });
         let (node, pod) = match &self.served {
             Subscriber::Pod(pod) => (String::new(), Some(PodId::of(pod, ""))),
@@ -370,6 +376,7 @@ mod tests {
             whole: watch::Sender::new(false),
             settled: SettledPolicies::default(),
             guards: GuardReports::default(),
+            webhooks: WebhookReports::default(),
             validities: Validities::default(),
             link: watch::Sender::new(None),
             servers: Servers::open(&state),

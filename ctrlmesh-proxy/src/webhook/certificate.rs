@@ -1,5 +1,6 @@
 //! The certificate of an operator's webhook, read from its container.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::sync::Mutex;
+use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -25,6 +26,9 @@ const KEPT: Duration = Duration::from_secs(1);
 /// A larger file is none, in bytes.
 const MAX_FILE_BYTES: usize = 256 << 10;
 
+/// Said while no certificate has been found.
+pub(super) const NOT_FOUND: &str = "no container of the pod has both files, of 256 KiB at most";
+
 /// The certificate that was read last.
 #[derive(Debug, Default)]
 pub(super) struct Certificate(Mutex<Option<Last>>);
@@ -35,7 +39,13 @@ struct Last {
     paths: [String; 2],
     /// The contents of both files.
     made_from: Option<Vec<Vec<u8>>>,
+    /// What is wrong with these contents.
+    unusable: Option<&'static str>,
+    /// Why the files were not read, the last time.
+    unread: Option<&'static str>,
     /// Stays where the files cannot be used: they may be half replaced.
+    operator: Option<Arc<CertifiedKey>>,
+    /// With the certificate of `operator`, once a connection has needed it.
     tls: Option<Arc<ServerConfig>>,
 }
 
@@ -55,61 +65,90 @@ impl Certificate {
         files: &PodFiles,
         mesh: &Arc<dyn ResolvesServerCert>,
     ) -> Option<Arc<ServerConfig>> {
+        self.read(pod, webhook, files).await.tls(pod, mesh)
+    }
+
+    /// Looks for a certificate.
+    ///
+    /// # Errors
+    /// If there is none, and has been none. Says why, and nothing of what is in the files.
+    pub(super) async fn check(&self, pod: &str, webhook: &Webhook, files: &PodFiles) -> Result<(), &'static str> {
+        let last = self.read(pod, webhook, files).await;
+        match last.operator {
+            Some(_) => Ok(()),
+            None => Err(last.unread.or(last.unusable).unwrap_or(NOT_FOUND)),
+        }
+    }
+
+    /// Reads the files, unless they were read just now.
+    async fn read(&self, pod: &str, webhook: &Webhook, files: &PodFiles) -> MappedMutexGuard<'_, Last> {
         let paths = [webhook.certificate.clone(), webhook.key.clone()];
         // Locked while it is read, so that one reads for all.
         let mut last = self.0.lock().await;
         let before = last.take().filter(|last| last.paths == paths);
         let latest = match before {
             Some(last) if last.read_at.elapsed() < KEPT => last,
-            before => Last::read(before, pod, paths, files, mesh).await,
+            before => Last::read(before, pod, paths, files).await,
         };
-        last.insert(latest).tls.clone()
+        MutexGuard::map(last, |last| last.insert(latest))
     }
 }
 
 impl Last {
-    async fn read(
-        before: Option<Self>,
-        pod: &str,
-        paths: [String; 2],
-        files: &PodFiles,
-        mesh: &Arc<dyn ResolvesServerCert>,
-    ) -> Self {
-        // Where it takes too long, too.
-        let read = files.read_all(paths.clone(), MAX_FILE_BYTES).await.ok().flatten();
+    async fn read(before: Option<Self>, pod: &str, paths: [String; 2], files: &PodFiles) -> Self {
+        let read = files.read_all(paths.clone(), MAX_FILE_BYTES).await;
         let (read_at, is_first) = (Instant::now(), before.is_none());
-        let (made_from, tls) = before.map_or((None, None), |before| (before.made_from, before.tls));
-        if read.is_none() && is_first {
-            warn!(pod, files = ?paths, "the certificate of the pod's webhook is not found yet: its calls pass unread");
+        let nothing = Self { read_at, paths, made_from: None, unusable: None, unread: None, operator: None, tls: None };
+        let mut last = Self { read_at, unread: None, ..before.unwrap_or(nothing) };
+        match read {
+            Ok(Some(contents)) => last.take(pod, contents),
+            Ok(None) => last.unread = Some(NOT_FOUND),
+            Err(_late) => last.unread = Some("reading the files takes too long"),
         }
-        let Some(contents) = read.filter(|contents| made_from.as_ref() != Some(contents)) else {
-            return Self { read_at, paths, made_from, tls };
-        };
-        let tls = match server(&contents, mesh.clone()) {
-            Ok(made) => {
-                info!(pod, files = ?paths, "certificate of the pod's webhook read");
-                Some(Arc::new(made))
+        if last.unread.is_some() && is_first {
+            let files = &last.paths;
+            warn!(pod, ?files, "the certificate of the pod's webhook is not found yet: its calls pass unread");
+        }
+        last
+    }
+
+    /// Takes the contents of the files, if they are new.
+    fn take(&mut self, pod: &str, contents: Vec<Vec<u8>>) {
+        if self.made_from.as_ref() == Some(&contents) {
+            return;
+        }
+        let (made, files) = (certified(&contents), &self.paths);
+        self.unusable = made.as_ref().err().copied();
+        match made {
+            Ok(operator) => {
+                info!(pod, ?files, "certificate of the pod's webhook read");
+                (self.operator, self.tls) = (Some(Arc::new(operator)), None);
             }
-            Err(error) => {
-                warn!(pod, files = ?paths, error, "the certificate of the pod's webhook cannot be used");
-                tls
+            Err(error) => warn!(pod, ?files, error, "the certificate of the pod's webhook cannot be used"),
+        }
+        self.made_from = Some(contents);
+    }
+
+    fn tls(&mut self, pod: &str, mesh: &Arc<dyn ResolvesServerCert>) -> Option<Arc<ServerConfig>> {
+        if self.tls.is_none() {
+            let certificates = Certificates { operator: self.operator.clone()?, mesh: mesh.clone() };
+            match tls::server(Arc::new(certificates), &[tls::ALPN_HTTP1]) {
+                Ok(made) => self.tls = Some(Arc::new(made)),
+                Err(error) => warn!(pod, error = &error as &dyn Error, "serve TLS for the pod's webhook"),
             }
-        };
-        Self { read_at, paths, made_from: Some(contents), tls }
+        }
+        self.tls.clone()
     }
 }
 
 /// # Errors
 /// Says what is wrong with the files, and nothing of what is in them: the library's own error may quote a key.
-fn server(contents: &[Vec<u8>], mesh: Arc<dyn ResolvesServerCert>) -> Result<ServerConfig, &'static str> {
+fn certified(contents: &[Vec<u8>]) -> Result<CertifiedKey, &'static str> {
     let [certificate, key] = contents else { return Err("there are not two files") };
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
     let chain = chain.map_err(|_quotes| "the certificate is no PEM")?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_quotes| "the key is no PEM")?;
-    let operator = CertifiedKey::from_der(chain, key, &tls::provider());
-    let operator = operator.map_err(|_quotes| "key and certificate do not fit together")?;
-    let certificates = Certificates { operator: Arc::new(operator), mesh };
-    tls::server(Arc::new(certificates), &[tls::ALPN_HTTP1]).map_err(|_library| "the TLS library refuses them")
+    CertifiedKey::from_der(chain, key, &tls::provider()).map_err(|_quotes| "key and certificate do not fit together")
 }
 
 impl ResolvesServerCert for Certificates {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use ctrlmesh_common::wire::GuardState;
+use ctrlmesh_common::wire::{GuardState, WebhookState};
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
@@ -26,6 +26,8 @@ pub struct Receipt {
     pub last_contact: SystemTime,
     /// What the pod's guards have done.
     pub guards: Arc<[GuardState]>,
+    /// What becomes of calls to the pod's webhook, if the proxy has said it.
+    pub webhook: Option<WebhookState>,
 }
 
 #[derive(Debug)]

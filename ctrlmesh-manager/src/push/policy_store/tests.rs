@@ -37,6 +37,7 @@ pub(crate) fn receipt(pod: &str, epoch: u64) -> Receipt {
         connected: true,
         last_contact: SystemTime::UNIX_EPOCH + Duration::from_secs(epoch),
         guards: Arc::default(),
+        webhook: None,
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::wire::{GuardState, MAX_GUARD_STATES, MAX_REASON_BYTES, PodId, PolicySummary, Verdict};
+use ctrlmesh_common::wire::{
+    GuardState, MAX_GUARD_STATES, MAX_REASON_BYTES, PodId, PolicySummary, Verdict, WebhookState,
+};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -28,19 +30,21 @@ pub(super) struct Delivery {
     verdicts: u32,
     /// What the pod's guards have done, as the proxy reported last.
     pub(super) guards: Arc<[GuardState]>,
-    /// Reports on guards since then.
-    guard_reports: (Instant, u32),
+    /// What becomes of calls to the pod's webhook, if the proxy has said it.
+    pub(super) webhook: Option<WebhookState>,
+    /// Reports on guards and webhook since then.
+    state_reports: (Instant, u32),
 }
 
 /// A proxy that says the same again and again.
 #[derive(Debug)]
 pub(super) struct TooMany;
 
-/// Reports on the guards of one pod in [`GUARD_REPORTS_WITHIN`]. A proxy sends one a second at most; some may have
-/// waited.
-const MOST_GUARD_REPORTS: u32 = 64;
+/// Reports on the guards and the webhook of one pod in [`STATE_REPORTS_WITHIN`]. A proxy sends one of each a second at
+/// most; some may have waited.
+const MOST_STATE_REPORTS: u32 = 64;
 
-const GUARD_REPORTS_WITHIN: Duration = Duration::from_secs(10);
+const STATE_REPORTS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Longest name of a breaker or a rule, in bytes.
 const MAX_NAME_BYTES: usize = 512;
@@ -80,32 +84,28 @@ impl Delivery {
             refused: None,
             verdicts: 0,
             guards: Arc::default(),
-            guard_reports: (Instant::now(), 0),
+            webhook: None,
+            state_reports: (Instant::now(), 0),
         }
     }
 
-    /// For a proxy that keeps the policy with this digest.
-    pub(super) fn left_with(self, digest: u64) -> Self {
-        Self { digest, in_force: digest, ..self }
+    /// For a proxy that keeps the policy of this summary.
+    pub(super) fn left_with(self, known: &PolicySummary) -> Self {
+        let webhook = known.webhook.clone().map(WebhookState::truncated);
+        Self { digest: known.digest, in_force: known.digest, webhook, ..self }
     }
 
-    /// What the last policy's guards have done stays with the next.
-    pub(super) fn with_guards_of(self, before: Option<&Self>) -> Self {
+    /// What the proxy has said of guards and webhook under the last policy stays with the next.
+    pub(super) fn with_states_of(self, before: Option<&Self>) -> Self {
         let Some(before) = before.filter(|before| before.uid == self.uid) else { return self };
-        Self { guards: before.guards.clone(), guard_reports: before.guard_reports, ..self }
+        let (guards, webhook) = (before.guards.clone(), before.webhook.clone());
+        Self { guards, webhook, state_reports: before.state_reports, ..self }
     }
 
     /// Takes a report on the pod's guards. Returns whether it says something new, and the proxy has said what of the
     /// last policy: until then, what is known of the one before holds.
     pub(super) fn take_guards(&mut self, mut states: Vec<GuardState>) -> Result<bool, TooMany> {
-        let (since, count) = &mut self.guard_reports;
-        if since.elapsed() >= GUARD_REPORTS_WITHIN {
-            (*since, *count) = (Instant::now(), 0);
-        }
-        *count += 1;
-        if *count > MOST_GUARD_REPORTS {
-            return Err(TooMany);
-        }
+        self.count_state_report()?;
         states.truncate(MAX_GUARD_STATES);
         let longest = |state: &GuardState| state.breaker.len().max(state.rule.len()).max(state.last_refused.len());
         states.retain(|state| longest(state) <= MAX_NAME_BYTES);
@@ -113,7 +113,29 @@ impl Delivery {
         if is_new {
             self.guards = states.into();
         }
-        Ok(is_new && (self.in_force != 0 || self.refused.is_some()))
+        Ok(is_new && self.has_verdict())
+    }
+
+    /// Takes a report on the pod's webhook. Returns the same as [`Self::take_guards`].
+    pub(super) fn take_webhook(&mut self, state: Option<WebhookState>) -> Result<bool, TooMany> {
+        self.count_state_report()?;
+        let state = state.map(WebhookState::truncated);
+        let is_new = self.webhook != state;
+        self.webhook = state;
+        Ok(is_new && self.has_verdict())
+    }
+
+    fn count_state_report(&mut self) -> Result<(), TooMany> {
+        let (since, count) = &mut self.state_reports;
+        if since.elapsed() >= STATE_REPORTS_WITHIN {
+            (*since, *count) = (Instant::now(), 0);
+        }
+        *count += 1;
+        if *count > MOST_STATE_REPORTS { Err(TooMany) } else { Ok(()) }
+    }
+
+    fn has_verdict(&self) -> bool {
+        self.in_force != 0 || self.refused.is_some()
     }
 
     /// Takes a verdict. Returns whether it counts: one on an older policy does not.

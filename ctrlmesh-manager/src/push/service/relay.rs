@@ -158,6 +158,7 @@ fn message(pod: &PodName, receipt: &Receipt) -> wire::Receipt {
         connected: receipt.connected,
         last_contact: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
         guards: receipt.guards.to_vec(),
+        webhook: receipt.webhook.clone(),
     }
 }
 
@@ -205,6 +206,7 @@ fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
         // The other clock may be ahead.
         last_contact: at.map_or_else(SystemTime::now, |at| at.min(SystemTime::now())),
         guards: receipt.guards.into(),
+        webhook: receipt.webhook,
     };
     push.store.receive(Some(from), &PodName { namespace: pod.namespace, name: pod.name }, taken);
 }

@@ -150,7 +150,7 @@ impl Session {
             // Counts as sent, so that the proxy hears when the pod is gone.
             let keeps = known.digest == policy.digest() || self.held_back.contains_key(&pod.name);
             if is_of(known, pod) && keeps {
-                let delivery = Delivery::of(pod, policy, known.epoch).left_with(known.digest);
+                let delivery = Delivery::of(pod, policy, known.epoch).left_with(known);
                 self.delivered.insert(pod.name.clone(), delivery);
                 self.receipt(&pod.name, true);
             }
@@ -212,6 +212,7 @@ impl Session {
         let of = match &report.content {
             Some(Content::Verdict(verdict)) => verdict.pod.clone().unwrap_or_default(),
             Some(Content::Guards(guards)) => guards.pod.clone().unwrap_or_default(),
+            Some(Content::Webhook(webhook)) => webhook.pod.clone().unwrap_or_default(),
             Some(Content::Hello(_)) => {
                 let status = Status::invalid_argument("only the first report is a hello");
                 return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
@@ -221,8 +222,8 @@ impl Session {
         let pod = of.pod_name();
         let delivery = self.delivered.get_mut(&pod);
         let Some(delivery) = delivery.filter(|delivery| of.uid.is_empty() || of.uid == delivery.uid) else {
-            // What guards have done decides nothing. The proxy may have kept a policy that cannot be compiled now.
-            if self.gone.has(&of) || matches!(report.content, Some(Content::Guards(_))) {
+            // States decide nothing. The proxy may have kept a policy that cannot be compiled now.
+            if self.gone.has(&of) || matches!(report.content, Some(Content::Guards(_) | Content::Webhook(_))) {
                 return Ok(());
             }
             let status = Status::permission_denied("the report is on a pod of which the proxy was sent no policy");
@@ -231,6 +232,7 @@ impl Session {
         let taken = match report.content {
             Some(Content::Verdict(verdict)) => delivery.take_verdict(verdict, &pod, &self.push),
             Some(Content::Guards(guards)) => delivery.take_guards(guards.states),
+            Some(Content::Webhook(webhook)) => delivery.take_webhook(webhook.state),
             _ => Ok(false),
         };
         let refuse = |TooMany| {
@@ -301,7 +303,7 @@ impl Session {
             }
             bytes += policy.json().len();
             let epoch = last.map_or(0, |last| last.epoch);
-            let delivery = Delivery::of(pod, policy, epoch).with_guards_of(last);
+            let delivery = Delivery::of(pod, policy, epoch).with_states_of(last);
             self.delivered.insert(pod.name.clone(), delivery);
             update.policies.push(PodEntry {
                 pod: Some(PodId::of(&pod.name, &pod.uid)),
@@ -346,6 +348,7 @@ impl Session {
             connected,
             last_contact: SystemTime::now(),
             guards: delivery.guards.clone(),
+            webhook: delivery.webhook.clone(),
         };
         self.push.store.receive(None, pod, receipt);
     }

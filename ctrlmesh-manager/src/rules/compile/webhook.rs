@@ -24,6 +24,9 @@ const MAX_ADDRESSES: usize = 32;
 /// The most that the webhook may take of a policy, in bytes of JSON. It leaves room for guards and faults.
 const MAX_BYTES: usize = 512 << 10;
 
+/// What a [`Trouble`] begins with that is of a shard whose policies have no room for the others.
+const NO_ROOM: &str = "spec.webhook: the proxies of shard ";
+
 /// The webhooks of operators, and the policies with them.
 #[derive(Debug)]
 pub(super) struct Webhooks<'a> {
@@ -213,12 +216,22 @@ fn works_for_shard(policy: &CompiledPolicy) -> bool {
     policy.policy.fence.as_ref().is_none_or(|fence| fence.owner == policy.shard)
 }
 
+/// What says that policies have no room for what proxies need to route reviews: of `operator`, as `NAMESPACE/NAME`, and
+/// of one of its shards, or of any.
+pub fn without_room<'a>(troubles: &'a [Trouble], operator: &str, shard: Option<&str>) -> Option<&'a Trouble> {
+    troubles.iter().find(|trouble| {
+        let of_shard = trouble.message.strip_prefix(NO_ROOM);
+        let is_it = |rest: &str| shard.is_none_or(|shard| rest.starts_with(&format!("{shard:?} ")));
+        trouble.configs.iter().any(|config| config == operator) && of_shard.is_some_and(is_it)
+    })
+}
+
 fn no_room((operator, shard): ShardKey<'_>, bytes: usize) -> Trouble {
     Trouble {
         object: format!("ShardingConfig {operator}"),
         configs: vec![operator.to_owned()],
         message: format!(
-            "spec.webhook: the proxies of shard {shard:?} do not know the other shards: that takes {bytes} bytes, and at most {MAX_BYTES} are allowed, or {MAX_POLICY_BYTES} together with the rest of the policy; list fewer namespaces, values or resources"
+            "{NO_ROOM}{shard:?} do not know the other shards: that takes {bytes} bytes, and at most {MAX_BYTES} are allowed, or {MAX_POLICY_BYTES} together with the rest of the policy; list fewer namespaces, values or resources"
         ),
     }
 }

@@ -69,6 +69,7 @@ impl Bed {
             connected: true,
             last_contact: SystemTime::UNIX_EPOCH,
             guards: open.iter().map(state).collect(),
+            webhook: None,
         };
         self.receipts.insert(name, receipt);
     }

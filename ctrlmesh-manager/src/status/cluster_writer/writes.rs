@@ -179,7 +179,7 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
         let says_other = |was: &Condition| was.reason != condition.reason || was.message != condition.message;
         let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && says_other(was));
         let passes = match condition.type_.as_str() {
-            "Programmed" | "Settled" => bad,
+            "Programmed" | "Settled" | "WebhookRouted" => bad,
             // Nor is a fence that is being built.
             "Fenced" => was.is_none() && condition.reason != "Unsupported",
             _ => bad && condition.reason == "Labelling",

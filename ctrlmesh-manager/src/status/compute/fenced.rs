@@ -3,6 +3,7 @@
 use ctrlmesh_common::api::{FenceMode, ShardingConfig};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::as_before;
 use crate::ownership::fence_state::{FenceState, States, Unfenced};
 pub(super) use crate::rules::fenced::FENCED;
 use crate::rules::fenced::UNSUPPORTED;
@@ -20,7 +21,8 @@ pub(super) fn of(config: &ShardingConfig, full_name: &str, before: &[Condition],
         FenceMode::Server => match states.get(full_name) {
             Some(state) => by_server(state),
             // A new leader has not asked yet.
-            None => as_before(before).unwrap_or_else(|| finding(false, "Pending", "the API server was not asked yet")),
+            None => as_before(before, FENCED)
+                .unwrap_or_else(|| finding(false, "Pending", "the API server was not asked yet")),
         },
     };
     Some(found)
@@ -45,15 +47,6 @@ fn by_server(state: &FenceState) -> Finding {
         FenceState::Open(Unfenced::NotProved { why }) => finding(false, "NotProved", why),
         FenceState::Open(Unfenced::Removed) => finding(false, "Removed", "the root is being deleted"),
     }
-}
-
-fn as_before(before: &[Condition]) -> Option<Finding> {
-    let before = before.iter().find(|one| one.type_ == FENCED)?;
-    Some(Finding {
-        holds: before.status == "True",
-        reason: before.reason.clone().into(),
-        message: before.message.clone(),
-    })
 }
 
 #[cfg(test)]

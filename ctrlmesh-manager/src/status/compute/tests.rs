@@ -8,7 +8,7 @@ use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
 use crate::rules::label_coverage::KindName;
 
-const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+pub(super) const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
     metadata: {name: root, namespace: ops, generation: 4}\n\
     spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
 
@@ -16,14 +16,14 @@ const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: Sharding
 const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
     spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
 
-fn pod(name: &str) -> String {
+pub(super) fn pod(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, labels: {{ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, \
          ownerReferences: [{{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}}]}}\n---\n"
     )
 }
 
-fn plan(text: &str) -> Plan {
+pub(super) fn plan(text: &str) -> Plan {
     plan::of(Snapshot::of_manifests(text), &BTreeMap::new())
 }
 
@@ -31,7 +31,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
+pub(super) fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
     static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
     static FENCES: States = States::new();
     static UNKNOWN: LazyLock<LabelCoverages> = LazyLock::new(LabelCoverages::default);
@@ -39,7 +39,7 @@ fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
     StatusInputs { contacts, conflicts: &NONE, unlabelled: None, coverages, fences, new_leader: false, now: at(now) }
 }
 
-fn name(pod: &str) -> PodName {
+pub(super) fn name(pod: &str) -> PodName {
     format!("ops/{pod}").parse().unwrap()
 }
 
@@ -47,7 +47,7 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     let contact = |pod, epoch| {
         let policy = plan.compiled.policies[&name(pod)].policy.clone();
         let digest = CompiledPolicy::new(None, None, 0, Policy { epoch, ..policy }).digest();
-        Contact { epoch, digest, refused: None, connected: true, at: at(now) }
+        Contact { epoch, digest, refused: None, connected: true, at: at(now), webhook: None }
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
     let inputs = inputs(&contacts, now);
@@ -60,7 +60,7 @@ fn summary(status: &ShardingConfigStatus) -> Vec<String> {
 }
 
 /// The same manifests with `status` in the root.
-fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
+pub(super) fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
     let status = format!("status: {}\n---\n", serde_json::to_string(status).unwrap());
     plan(&text.replacen("---\n", &status, 1))
 }

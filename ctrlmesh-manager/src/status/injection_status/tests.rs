@@ -40,6 +40,7 @@ fn status(text: &str, pods: &str, refused: Option<&str>) -> FaultInjectionStatus
         connected: true,
         last_contact: SystemTime::UNIX_EPOCH,
         guards: Arc::default(),
+        webhook: None,
     });
     let receipts = BTreeMap::from_iter(receipt.map(|receipt| (name, receipt)));
     let object: FaultInjection = serde_saphyr::from_str(text).unwrap();

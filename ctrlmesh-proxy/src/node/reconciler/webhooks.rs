@@ -21,7 +21,7 @@ use crate::node::inbound::{CalledPod, WebhookListener};
 use crate::node::pod_list::Pod;
 use crate::policy::PodName;
 use crate::session::ServedPod;
-use crate::webhook::PodWebhook;
+use crate::webhook::{PodWebhook, PortState};
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_runtime::telemetry;
 
@@ -41,9 +41,18 @@ impl Reconciler {
             let (acceptor, drain) = (self.callers.clone(), self.drain.clone());
             let called = CalledPod { slot, namespace, acceptor, drain };
             match webhook.listen(&mut self.interceptor, &called, port) {
-                Ok(addresses) if addresses.is_empty() => {}
-                Ok(addresses) => info!(pod = %name, ?addresses, "calls to the pod's webhook are taken"),
-                Err(error) => webhook.refuse(name, &error),
+                Ok(addresses) => {
+                    if !addresses.is_empty() {
+                        info!(pod = %name, ?addresses, "calls to the pod's webhook are taken");
+                    }
+                    served.webhook.set_port(port.map_or(PortState::Unknown, PortState::Taken));
+                }
+                Err(error) => {
+                    if let Some(port) = port {
+                        served.webhook.set_port(PortState::NotTaken { port, error: telemetry::chain(&error) });
+                    }
+                    webhook.refuse(name, &error);
+                }
             }
         }
     }

@@ -10,7 +10,7 @@ use super::Subscription;
 use crate::metrics::Metrics;
 use crate::policy::enforce::show;
 use crate::policy::settle::Publish;
-use crate::policy::{Current, PodName, PublishGuards, Validity};
+use crate::policy::{Current, PodName, PublishGuards, PublishWebhook, Validity};
 
 /// What one pod is served by.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub struct Publications {
     pub settled: Publish,
     /// The states of its guards.
     pub guards: PublishGuards,
+    /// What becomes of calls to its webhook.
+    pub webhook: PublishWebhook,
 }
 
 /// Waits for the policy of `pod`, and follows it until shutdown. Nothing may be served before: a request that passes
@@ -52,7 +54,8 @@ pub fn policy_now(
 ) -> Option<PodSubscription> {
     // First, so that no policy after the one that is read here is acknowledged before it is settled.
     let settled = followed.settled.begin(pod.clone());
-    let publish = Publications { settled, guards: followed.guards.begin(pod.clone()) };
+    let (guards, webhook) = (followed.guards.begin(pod.clone()), followed.webhooks.begin(pod.clone()));
+    let publish = Publications { settled, guards, webhook };
     let validity = followed.validities.of(&pod);
     let mut policies = followed.policies;
     let first = policies.borrow_and_update().get(&pod)?.policy.clone();
@@ -93,7 +96,7 @@ mod tests {
     use super::*;
     use crate::policy::settle::SettledPolicies;
     use crate::policy::store::PodPolicies;
-    use crate::policy::{GuardReports, Validities};
+    use crate::policy::{GuardReports, Validities, WebhookReports};
 
     #[tokio::test]
     async fn an_equal_policy_is_no_change() {
@@ -110,6 +113,7 @@ mod tests {
             servers,
             settled: SettledPolicies::default(),
             guards: GuardReports::default(),
+            webhooks: WebhookReports::default(),
             validities: Validities::default(),
         };
         let PodSubscription { policy: mut current, publish: _publish, .. } =

@@ -140,6 +140,7 @@ async fn follow(
                 pod: verdict.pod.clone(),
                 digest: verdict.digest,
                 epoch: verdict.epoch,
+                webhook: None,
             });
             let report = Report { content: Some(Content::Verdict(verdict)) };
             counted.updates.fetch_add(1, Ordering::Relaxed);

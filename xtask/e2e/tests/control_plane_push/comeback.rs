@@ -23,7 +23,7 @@ fn knows(pod: &TestPod, version: u64) -> Hello {
     let mut id = of_pod(pod).pod.unwrap();
     id.uid.clone_from(&pod.uid);
     let operator = operator_of(pod);
-    let known = PolicySummary { pod: Some(id), digest: version, epoch: version, operator, version };
+    let known = PolicySummary { pod: Some(id), digest: version, epoch: version, operator, version, webhook: None };
     Hello { known: vec![known], ..of_pod(pod) }
 }
 
@@ -88,6 +88,7 @@ async fn who_comes_back_is_told_only_what_it_does_not_know() {
         epoch: 1,
         operator: entry.operator,
         version: entry.version,
+        webhook: None,
     });
     let mut hello = of_node("node-a");
     hello.known = known.chain(knows(&gone, 7).known).collect();

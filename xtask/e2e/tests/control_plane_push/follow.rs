@@ -258,6 +258,7 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
             connected: true,
             last_contact: SystemTime::now(),
             guards: Arc::default(),
+            webhook: None,
         };
         store.receive(None, &name, receipt);
         until("the leader to know", || {

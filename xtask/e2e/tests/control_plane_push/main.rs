@@ -27,6 +27,7 @@ mod replicas;
 mod resume;
 mod rights;
 mod rotation;
+mod routed;
 mod placement;
 mod stream;
 mod takeover;

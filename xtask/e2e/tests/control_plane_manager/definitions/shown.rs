@@ -135,7 +135,7 @@ fn rows() -> [Row; 4] {
             manifest: json!({"metadata": {"name": "a"}, "spec": {"root": {
                 "prefix": "a", "targetStatefulSet": "a", "auto": {"shardingSize": 2, "everyShardReplicas": 1}}}}),
             status: json!({"isRoot": true, "epoch": 7, "root": {"childShardingConfigs": ["a-1-normal", "a-2-normal"]},
-                "conditions": [condition("Degraded", "Unknown"), condition("Accepted", "True"), condition("Programmed", "False"), condition("Settled", "True")]}),
+                "conditions": [condition("Degraded", "Unknown"), condition("Accepted", "True"), condition("Programmed", "False"), condition("Settled", "True"), condition("WebhookRouted", "False")]}),
             cells: json!([
                 ["Root", true],
                 ["Shards", r#"["a-1-normal","a-2-normal"]"#],
@@ -143,7 +143,8 @@ fn rows() -> [Row; 4] {
                 ["Accepted", "True"],
                 ["Programmed", "False"],
                 ["Settled", "True"],
-                ["Degraded", "Unknown"]
+                ["Degraded", "Unknown"],
+                ["Webhook", "False"]
             ]),
         },
     ]

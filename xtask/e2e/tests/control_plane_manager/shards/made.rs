@@ -55,7 +55,7 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
     .await?;
     let contacts = labelled.keys().map(|pod| {
         let digest = policies[&name(pod)].digest();
-        (name(pod), Contact { epoch, digest, refused: None, connected: true, at })
+        (name(pod), Contact { epoch, digest, refused: None, connected: true, at, webhook: None })
     });
     lock(&CONTACTS).extend(contacts);
     let message = place.until_condition("op-root", "Programmed", "True Acknowledged").await?;

@@ -1,0 +1,123 @@
+//! The states of pods, on their way to the manager: what guards have done, and whether calls to webhooks are taken.
+//!
+//! Each pod that is served publishes its states here. The stream to the manager sends what changed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ctrlmesh_common::wire::{GuardState, WebhookState};
+use tokio::sync::watch;
+
+use super::PodName;
+
+/// The newest state of each pod that is served and has one.
+pub(crate) type StatesByPod<S> = HashMap<PodName, PodState<S>>;
+
+/// The states of the guards of all pods.
+pub type GuardReports = PodReports<[GuardState]>;
+
+/// What becomes of the calls to the webhooks of all pods.
+pub type WebhookReports = PodReports<WebhookState>;
+
+/// Where the guards of one pod publish their states.
+pub type PublishGuards = PublishState<[GuardState]>;
+
+/// Where the webhook of one pod publishes its state.
+pub type PublishWebhook = PublishState<WebhookState>;
+
+/// The state of one pod.
+#[derive(Debug)]
+pub(crate) struct PodState<S: ?Sized> {
+    number: u64,
+    pub(crate) state: Arc<S>,
+}
+
+/// The states of all pods.
+#[derive(Debug)]
+pub struct PodReports<S: ?Sized>(Arc<Shared<S>>);
+
+#[derive(Debug)]
+struct Shared<S: ?Sized> {
+    by_pod: watch::Sender<StatesByPod<S>>,
+    publishers: AtomicU64,
+}
+
+/// Where one pod publishes its state, until it is dropped. The default publishes it nowhere.
+#[derive(Debug)]
+pub struct PublishState<S: ?Sized>(Option<Publisher<S>>);
+
+#[derive(Debug)]
+struct Publisher<S: ?Sized> {
+    to: PodReports<S>,
+    pod: PodName,
+    number: u64,
+}
+
+impl<S: ?Sized> Clone for PodState<S> {
+    fn clone(&self) -> Self {
+        Self { number: self.number, state: self.state.clone() }
+    }
+}
+
+impl<S: ?Sized> Clone for PodReports<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: ?Sized> Default for PodReports<S> {
+    fn default() -> Self {
+        let by_pod = watch::Sender::new(HashMap::new());
+        Self(Arc::new(Shared { by_pod, publishers: AtomicU64::new(0) }))
+    }
+}
+
+impl<S: ?Sized> PodReports<S> {
+    /// For a pod that is about to be served.
+    pub fn begin(&self, pod: PodName) -> PublishState<S> {
+        let number = self.0.publishers.fetch_add(1, Ordering::Relaxed);
+        PublishState(Some(Publisher { to: self.clone(), pod, number }))
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<StatesByPod<S>> {
+        self.0.by_pod.subscribe()
+    }
+
+    /// The newest state of a pod, if it has one.
+    pub(crate) fn of(&self, pod: &PodName) -> Option<Arc<S>> {
+        self.0.by_pod.borrow().get(pod).map(|pod| pod.state.clone())
+    }
+}
+
+impl<S: ?Sized> Default for PublishState<S> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<S: ?Sized + PartialEq> PublishState<S> {
+    /// Replaces the state. `None`: the pod has none, as one without guards.
+    pub(crate) fn publish(&self, state: Option<Arc<S>>) {
+        let Some(Publisher { to, pod, number }) = &self.0 else { return };
+        to.0.by_pod.send_if_modified(|all| {
+            let Some(state) = state else { return all.remove(pod).is_some() };
+            let is_new = all.get(pod).is_none_or(|before| *before.state != *state);
+            if is_new {
+                all.insert(pod.clone(), PodState { number: *number, state });
+            }
+            is_new
+        });
+    }
+}
+
+impl<S: ?Sized> Drop for Publisher<S> {
+    fn drop(&mut self) {
+        let Self { to, pod, number } = self;
+        to.0.by_pod.send_if_modified(|all| {
+            // The pod may be served anew already.
+            let is_ours = all.get(pod).is_some_and(|one| one.number == *number);
+            is_ours && all.remove(pod).is_some()
+        });
+    }
+}
