@@ -179,14 +179,15 @@ mod tests {
             guards: vec![guard_state()],
             webhook: Some(webhook_state()),
         };
+        let webhook_report = WebhookReport { pod: Some(pod()), state: Some(webhook_state()) };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
         let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
         [
             (SignRequest { request: Bytes::from_static(b"r") }.encode_to_vec(), "0a0172"),
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
-                Receipts { receipts: vec![receipt] }.encode_to_vec(),
-                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f",
+                Receipts { receipts: vec![receipt], webhooks: vec![webhook_report] }.encode_to_vec(),
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

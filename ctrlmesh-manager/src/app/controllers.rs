@@ -339,8 +339,13 @@ impl ReceiptCache {
 
     fn contacts(&self) -> Arc<BTreeMap<PodName, Contact>> {
         if self.is_changed() {
-            let contacts = Arc::new(self.store.receipts().into_iter().map(contact).collect());
-            *lock(&self.last) = contacts;
+            let mut contacts: BTreeMap<PodName, Contact> = self.store.receipts().into_iter().map(contact).collect();
+            for (pod, state) in self.store.sidecar_webhooks() {
+                if let Some(contact) = contacts.get_mut(&pod) {
+                    contact.webhook = Some(state);
+                }
+            }
+            *lock(&self.last) = Arc::new(contacts);
         }
         Arc::clone(&lock(&self.last))
     }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
+use ctrlmesh_common::wire::WebhookState;
 use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
@@ -14,9 +15,12 @@ use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::PodName;
 
 mod receipts;
+mod sidecar_webhooks;
 
 pub use receipts::Receipt;
 use receipts::Receipts;
+pub use sidecar_webhooks::SidecarWebhook;
+use sidecar_webhooks::SidecarWebhooks;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnrolledPod {
@@ -43,6 +47,7 @@ pub struct PolicyStore {
     begun: watch::Sender<bool>,
     namespaces: watch::Sender<BTreeSet<String>>,
     receipts: Receipts,
+    sidecar_webhooks: SidecarWebhooks,
 }
 
 #[derive(Debug, Default)]
@@ -60,12 +65,15 @@ pub struct Reader {
 
 impl Default for PolicyStore {
     fn default() -> Self {
+        let receipts = Receipts::default();
+        let sidecar_webhooks = SidecarWebhooks::new(receipts.changed());
         Self {
             pods: RwLock::default(),
             readers: Mutex::default(),
             begun: watch::Sender::new(false),
             namespaces: watch::Sender::default(),
-            receipts: Receipts::default(),
+            receipts,
+            sidecar_webhooks,
         }
     }
 }
@@ -146,7 +154,16 @@ impl PolicyStore {
         self.receipts.here()
     }
 
-    /// Changes with every receipt.
+    /// What node proxies say of the webhooks of pods with a sidecar.
+    pub fn sidecar_webhooks(&self) -> BTreeMap<PodName, WebhookState> {
+        self.sidecar_webhooks.states()
+    }
+
+    pub fn sidecar_webhooks_here(&self) -> BTreeMap<PodName, SidecarWebhook> {
+        self.sidecar_webhooks.here()
+    }
+
+    /// Changes with every receipt, and with what node proxies say of webhooks.
     pub fn receipts_changed(&self) -> watch::Receiver<u64> {
         self.receipts.changes()
     }
@@ -158,9 +175,28 @@ impl PolicyStore {
         }
     }
 
+    /// Takes what the proxy `by` says to replica `at` of the webhook of a pod with a sidecar; none: this one.
+    pub fn receive_webhook(
+        &self,
+        at: Option<&Arc<str>>,
+        (pod, uid): (&PodName, &str),
+        by: &Arc<str>,
+        state: Option<WebhookState>,
+    ) {
+        match state {
+            None => self.sidecar_webhooks.forget(at, pod, by),
+            Some(state) if self.find(pod, uid).is_some() => {
+                let said = SidecarWebhook { uid: uid.to_owned(), by: by.clone(), state };
+                self.sidecar_webhooks.take(at, pod, said);
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Replica `at` is gone: its proxies count as disconnected from `now` on.
     pub fn lose(&self, at: &Arc<str>, now: SystemTime) {
         self.receipts.lose(at, now);
+        self.sidecar_webhooks.lose(at);
     }
 
     /// None where this pod is not enrolled.
@@ -171,7 +207,9 @@ impl PolicyStore {
 
     fn forget_receipts(&self) {
         let pods = read(&self.pods);
-        self.receipts.keep(|pod, uid| pods.by_name.get(pod).is_some_and(|one| one.uid == uid));
+        let is_there = |pod: &PodName, uid: &str| pods.by_name.get(pod).is_some_and(|one| one.uid == uid);
+        self.receipts.keep(is_there);
+        self.sidecar_webhooks.keep(is_there);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::net::accept::FORWARD_ADDRESSES;
 use crate::policy::file_poll::FilePoll;
 use crate::policy::subscription::{self, PodSubscription, Publications, Subscription};
-use crate::policy::{self, PodPolicies, Validity};
+use crate::policy::{self, PodPolicies, PublishWebhook, Validity};
 use ctrlmesh_runtime::drain::Drain;
 
 /// Where the list of pods comes from.
@@ -120,6 +120,14 @@ impl PodSource {
     pub(super) fn policy_now(&self, pod: &Pod) -> Option<Arc<Policy>> {
         let Self::Manager(followed) = self else { return None };
         followed.policies.borrow().get(&pod.name).map(|one| one.policy.clone())
+    }
+
+    /// Where the manager is told of the webhook of a pod.
+    pub(super) fn publish_webhook(&self, pod: &Pod) -> PublishWebhook {
+        match self {
+            Self::File(_) => PublishWebhook::default(),
+            Self::Manager(followed) => followed.webhooks.begin(pod.name.clone()),
+        }
     }
 
     /// The policy of a pod of the list, followed until the pod is `gone`.

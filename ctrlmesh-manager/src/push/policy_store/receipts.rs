@@ -58,6 +58,11 @@ impl Receipts {
         by_pod.iter().filter_map(here).collect()
     }
 
+    /// Counts changes, also those of others that send to it.
+    pub(super) fn changed(&self) -> watch::Sender<u64> {
+        self.changed.clone()
+    }
+
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }

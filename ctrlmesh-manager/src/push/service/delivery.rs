@@ -122,7 +122,8 @@ impl Delivery {
         let state = state.map(WebhookState::truncated);
         let is_new = self.webhook != state;
         self.webhook = state;
-        Ok(is_new && self.has_verdict())
+        // Of a pod with a sidecar, the sidecar has the verdict.
+        Ok(is_new && (self.inside || self.has_verdict()))
     }
 
     fn count_state_report(&mut self) -> Result<(), TooMany> {

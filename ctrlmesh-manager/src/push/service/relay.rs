@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{self, PodId, Receipts, Relayed};
+use ctrlmesh_common::wire::{self, PodId, Receipts, Relayed, WebhookReport, WebhookState};
 use ctrlmesh_runtime::grpc::{Authorities, GrpcError, Peer};
 use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
@@ -23,7 +23,7 @@ use crate::cluster::backoff::Backoff;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
 use crate::push::identity::Identity;
-use crate::push::policy_store::{PolicyStore, Receipt};
+use crate::push::policy_store::{PolicyStore, Receipt, SidecarWebhook};
 use crate::rules::pod::PodName;
 use crate::telemetry;
 
@@ -101,7 +101,7 @@ impl ReceiptRelay {
 /// Sends all receipts and then changes, until the channel closes.
 async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     let mut changes = store.receipts_changed();
-    let mut sent: BTreeMap<PodName, Receipt> = BTreeMap::new();
+    let (mut sent, mut sent_webhooks) = (BTreeMap::<PodName, Receipt>::new(), BTreeMap::new());
     // Not at once: the first message has all receipts.
     let mut again = time::interval_at(Instant::now() + AGAIN, AGAIN);
     loop {
@@ -114,11 +114,19 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
             .map(|(pod, receipt)| message(pod, receipt))
             .collect();
         for receipts in chunks(news) {
-            if sender.send(Receipts { receipts }).await.is_err() {
+            if sender.send(Receipts { receipts, webhooks: Vec::new() }).await.is_err() {
                 return;
             }
         }
         sent = now;
+        let webhooks = store.sidecar_webhooks_here();
+        for webhooks in webhook_news(&sent_webhooks, &webhooks).chunks(IN_ONE) {
+            let (receipts, webhooks) = (Vec::new(), webhooks.to_vec());
+            if sender.send(Receipts { receipts, webhooks }).await.is_err() {
+                return;
+            }
+        }
+        sent_webhooks = webhooks;
         let rest = Backoff::after(begun, Instant::now(), REST);
         tokio::select! {
             ended = changes.changed() => {
@@ -127,9 +135,27 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
                 }
                 time::sleep_until(rest.until(Instant::now() + GATHER)).await;
             }
-            _ = again.tick() => sent.clear(),
+            _ = again.tick() => {
+                sent.clear();
+                sent_webhooks.clear();
+            }
         }
     }
+}
+
+/// What has changed of webhooks of pods with a sidecar.
+fn webhook_news(
+    sent: &BTreeMap<PodName, SidecarWebhook>,
+    now: &BTreeMap<PodName, SidecarWebhook>,
+) -> Vec<WebhookReport> {
+    let report = |(pod, said): (&PodName, &SidecarWebhook), state| {
+        let pod = Some(PodId::of(pod, &said.uid));
+        WebhookReport { pod, state }
+    };
+    let new = now.iter().filter(|(pod, said)| sent.get(*pod) != Some(*said));
+    let new = new.map(|(pod, said)| report((pod, said), Some(said.state.clone())));
+    let gone = sent.iter().filter(|(pod, _)| !now.contains_key(*pod)).map(|one| report(one, None));
+    gone.chain(new).collect()
 }
 
 /// As many in each as one message takes, and at least one.
@@ -181,6 +207,7 @@ pub(super) async fn take(
         match message {
             Ok(Some(message)) => {
                 message.receipts.into_iter().for_each(|receipt| receive(&push, &from, receipt));
+                message.webhooks.into_iter().for_each(|webhook| receive_webhook(&push, &from, webhook));
             }
             Ok(None) => break Ok(()),
             Err(status) => break Err(status),
@@ -190,6 +217,11 @@ pub(super) async fn take(
         push.store.lose(&from, SystemTime::now());
     }
     ended.map(|()| Response::new(Relayed {}))
+}
+
+fn receive_webhook(push: &PushService, from: &Arc<str>, WebhookReport { pod, state }: WebhookReport) {
+    let Some(pod) = pod else { return };
+    push.store.receive_webhook(Some(from), (&pod.pod_name(), &pod.uid), from, state.map(WebhookState::truncated));
 }
 
 fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {

@@ -336,8 +336,11 @@ impl Session {
     }
 
     fn receipt(&self, pod: &PodName, connected: bool) {
-        let delivery = self.delivered.get(pod).filter(|delivery| self.reader.speaks_for(delivery.inside));
-        let Some(delivery) = delivery else { return };
+        let Some(delivery) = self.delivered.get(pod) else { return };
+        if !self.reader.speaks_for(delivery.inside) {
+            let state = delivery.webhook.clone().filter(|_| connected);
+            return self.push.store.receive_webhook(None, (pod, &delivery.uid), &self.by, state);
+        }
         let receipt = Receipt {
             uid: delivery.uid.clone(),
             node: delivery.node.clone(),

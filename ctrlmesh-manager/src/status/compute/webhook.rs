@@ -79,9 +79,7 @@ fn not_intercepted(pods: &[&Member]) -> Option<Finding> {
     let outside: Vec<String> = outside.map(|pod| pod.name.name.clone()).collect();
     let message = || {
         let pods = listed(&outside, ", ");
-        format!(
-            "pod {pods} is called past the proxy inside it, and answers what it is asked: take interception ebpf"
-        )
+        format!("pod {pods} is called past the proxy inside it, and answers what it is asked: take interception ebpf")
     };
     (!outside.is_empty()).then(|| finding(false, "NotIntercepted", message()))
 }

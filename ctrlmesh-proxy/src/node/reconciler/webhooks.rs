@@ -92,6 +92,8 @@ impl Reconciler {
         let (gone, policy) = (CancellationToken::new(), watch::Sender::new(policy));
         let namespace = Some(Namespace::open(&file)?);
         let webhook = PodWebhook::new(pod.name.to_string(), policy.subscribe(), namespace, files);
+        let publish = self.pod_source.publish_webhook(pod);
+        self.drain.spawn(webhook.clone().report(publish, self.drain.clone(), Some(gone.clone())));
         // The sidecar guards its own connections.
         let nothing = watch::Sender::new(Arc::default()).subscribe();
         let guards = PodGuards::new(nothing.clone(), &self.metrics, None);

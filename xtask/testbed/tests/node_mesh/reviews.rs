@@ -80,6 +80,14 @@ fn reviews_reach_their_owner(space: Space<'_>, annotations: &Value) -> Result<()
     for pod in REPLICAS {
         space.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=120s"])?;
     }
+    for shard in REPLICAS {
+        space.kubectl(&[
+            "wait",
+            &format!("shardingconfig/{shard}"),
+            "--for=condition=WebhookRouted",
+            "--timeout=60s",
+        ])?;
+    }
     space.apply(&webhook(space, &certificate).to_string())?;
     let [own, others] = REPLICAS.map(|name| share(space, name));
     until("the other replica to answer for what is its own", || {
