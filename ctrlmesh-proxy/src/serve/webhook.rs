@@ -326,7 +326,7 @@ async fn reassigned(policies: &mut Current, review: &Review, peer: &Peer) {
             return;
         }
     }
-    future::pending().await
+    future::pending::<()>().await;
 }
 
 /// How long the answer is waited for, which the API server writes into the query.

@@ -25,12 +25,11 @@ impl FollowedPolicy {
     /// Waits until no watch shows the share of an earlier policy, and the operator has had time to read its events. A
     /// watch that does not follow holds up the first reviews only, and not beyond `until`.
     pub(super) async fn wait(&self, policy: &Arc<Policy>, history: &History, until: Instant) {
-        let since = match self.since(policy) {
-            Some(since) => since,
-            None => {
-                drop(time::timeout_at(until, history.read_by_nobody_but(policy)).await);
-                self.record(policy)
-            }
+        let since = if let Some(since) = self.since(policy) {
+            since
+        } else {
+            drop(time::timeout_at(until, history.read_by_nobody_but(policy)).await);
+            self.record(policy)
         };
         time::sleep_until((since + CACHE_DELAY).min(until)).await;
     }
@@ -51,4 +50,58 @@ impl FollowedPolicy {
 /// Whether both are of one ownership table. Others change where pods are, and no cache.
 fn gives_the_same(one: &Arc<Policy>, other: &Arc<Policy>) -> bool {
     Arc::ptr_eq(one, other) || one.epoch == other.epoch && one.fence == other.fence
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::policy::Limit;
+    use ctrlmesh_common::selector::Selector;
+
+    use super::*;
+    use crate::policy::ReadOf;
+
+    const UNTIL: Duration = Duration::from_secs(5);
+
+    fn policy(epoch: u64) -> Arc<Policy> {
+        let selector = Selector::parse(&format!("epoch={epoch}")).unwrap();
+        Arc::new(Policy { epoch, limits: vec![Limit { selector, ..Limit::default() }], ..Policy::default() })
+    }
+
+    /// How long a review waits.
+    async fn waited(followed: &FollowedPolicy, policy: &Arc<Policy>, history: &History) -> Duration {
+        let begun = Instant::now();
+        followed.wait(policy, history, begun + UNTIL).await;
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_reviews_soon_after_a_new_table_wait() {
+        let (followed, history) = (FollowedPolicy::default(), History::default());
+        assert_eq!(waited(&followed, &policy(1), &history).await, CACHE_DELAY);
+        assert_eq!(waited(&followed, &policy(1), &history).await, Duration::ZERO);
+        assert_eq!(waited(&followed, &policy(2), &history).await, CACHE_DELAY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_wait_for_watches_of_an_earlier_table() {
+        let (followed, history) = (FollowedPolicy::default(), History::default());
+        let watch = history.in_force(&policy(1)).read(ReadOf::resource("", "pods"));
+        let follows = async {
+            time::sleep(CACHE_DELAY).await;
+            drop(watch);
+        };
+        let second = policy(2);
+        let (waited, ()) = tokio::join!(waited(&followed, &second, &history), follows);
+        assert_eq!(waited, 2 * CACHE_DELAY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_does_not_follow_holds_up_the_first_review_only() {
+        let (followed, history) = (FollowedPolicy::default(), History::default());
+        let _watch = history.in_force(&policy(1)).read(ReadOf::resource("", "pods"));
+        let second = policy(2);
+        assert_eq!(waited(&followed, &second, &history).await, UNTIL);
+        assert_eq!(waited(&followed, &second, &history).await, CACHE_DELAY);
+        assert_eq!(waited(&followed, &second, &history).await, Duration::ZERO);
+    }
 }
