@@ -45,6 +45,10 @@ async fn a_review_is_answered_by_the_owner_of_its_object() {
     );
     assert_eq!(pods.answered("owner", "ok").await, 4);
     assert_eq!(pods.answered("fallback", "ok").await, 3);
+    let page = pods.metrics().await;
+    for count in ["{route=\"owner\"} 4\n", "{route=\"fallback\"} 3\n"] {
+        assert!(page.contains(&format!("ctrlmesh_proxy_webhook_added_seconds_count{count}")), "{page}");
+    }
     let (_, answer) = pods.call_with(A, "/healthz", &json!(null), &["--request", "GET"]).await;
     assert_eq!((&answer["who"], &answer["method"]), (&json!("a"), &json!("GET")));
 }
@@ -140,6 +144,11 @@ async fn an_owner_that_does_not_answer_takes_half_of_the_time() {
     let (status, answer) = pods.call(A, "/validate?timeout=1s", &review("websites", OF_B)).await;
     assert_eq!((status, &answer["who"]), (200, &json!("a")));
     assert_eq!(pods.answered("fallback", "ok").await, 1);
+    // That time was added to the call.
+    let page = pods.metrics().await;
+    let added = "ctrlmesh_proxy_webhook_added_seconds_sum{route=\"fallback\"} ";
+    let added: f64 = page.lines().find_map(|line| line.strip_prefix(added)).unwrap().parse().unwrap();
+    assert!(added >= 0.4, "{added}");
     let log = pods.proxy.log();
     assert!(log.contains("does not answer in time") || log.contains("is not reached"), "{log}");
 }
