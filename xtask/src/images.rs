@@ -48,6 +48,8 @@ pub enum Image {
     ExampleOperator,
     /// prometheus-operator, which we did not write
     PrometheusOperator,
+    /// Elastic's operator, which we did not write
+    ElasticOperator,
     /// The pause container of the node bed's pods
     Pause,
     /// The program that the node bed's tests run in pods
@@ -81,6 +83,7 @@ impl Image {
             Self::Manager => "ctrlmesh-manager",
             Self::ExampleOperator => "example-operator",
             Self::PrometheusOperator => "prometheus-operator",
+            Self::ElasticOperator => "elastic-operator",
             Self::Pause => "pause",
             Self::Probe => "probe",
             Self::Kubectl => "kubectl",
@@ -98,6 +101,7 @@ impl Image {
             Self::Manager => "ctrlmesh: decides the shares and tells the proxies",
             Self::ExampleOperator => "An ordinary operator, to try ctrlmesh with",
             Self::PrometheusOperator => "prometheus-operator, for tests of ctrlmesh",
+            Self::ElasticOperator => "Elastic Cloud on Kubernetes, for tests of ctrlmesh",
             Self::Pause => "Holds the namespaces of a pod",
             Self::Probe => "Answers, asks and reads, for tests",
             Self::Kubectl => "kubectl, for tests",
@@ -109,6 +113,7 @@ impl Image {
             Self::Proxy | Self::Manager => Source::Crate,
             Self::ExampleOperator => Source::Go("deploy/example-operator", "./cmd"),
             Self::PrometheusOperator => Source::Built(tools::prometheus_operator()),
+            Self::ElasticOperator => Source::Built(tools::elastic_operator()),
             Self::Pause => Source::Go("xtask/control-plane", "./pause"),
             Self::Probe => Source::Go("xtask/control-plane", "./probe"),
             Self::Kubectl => Source::Built(tools::control_plane("kubectl")),

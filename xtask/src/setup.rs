@@ -14,6 +14,7 @@ use crate::{build_ebpf, disk_space, tools};
 mod assets;
 pub mod kubectl;
 mod nightly;
+mod operators;
 mod packages;
 
 use self::nightly::Nightly;
@@ -69,6 +70,7 @@ enum Task {
     ControlPlane,
     H2spec,
     PrometheusOperator,
+    ElasticOperator,
 }
 
 /// What a machine lacks for a purpose, and may be installed or built here.
@@ -125,6 +127,7 @@ impl Plan {
             (Task::ControlPlane, true),
             (Task::H2spec, !tools::h2spec().is_file()),
             (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
+            (Task::ElasticOperator, !tools::elastic_operator().is_file()),
         ];
         let lacking = lacking.into_iter().filter_map(|(task, lacks)| lacks.then_some(task));
         let tasks = lacking.filter(|task| task.is_due(purpose, go.is_none())).collect();
@@ -164,7 +167,7 @@ impl Task {
         match self {
             Self::Packages | Self::Linker => has_go || purpose == Purpose::Tests,
             Self::ControlPlane => has_go,
-            Self::H2spec | Self::PrometheusOperator => has_go && purpose == Purpose::Tests,
+            Self::H2spec | Self::PrometheusOperator | Self::ElasticOperator => has_go && purpose == Purpose::Tests,
         }
     }
 
@@ -182,7 +185,12 @@ impl Task {
             Self::PrometheusOperator => step(
                 "build prometheus-operator, an operator that is not ours, for tests, once per machine",
                 seconds(120),
-                build_prometheus_operator,
+                operators::build_prometheus_operator,
+            ),
+            Self::ElasticOperator => step(
+                "build ECK, an operator with webhooks that is not ours, for tests, once per machine",
+                seconds(300),
+                operators::build_elastic_operator,
             ),
         }
     }
@@ -274,27 +282,6 @@ fn build_h2spec() -> Result<()> {
     })
 }
 
-/// Builds the program and takes its manifests, which are of the same module.
-fn build_prometheus_operator() -> Result<()> {
-    const MODULE: &str = "github.com/prometheus-operator/prometheus-operator";
-    let program = tools::prometheus_operator();
-    let folder = program.parent().context("the folder of a tool")?;
-    let go = |arguments: &[&str]| {
-        let mut go = Command::new("go");
-        go.args(arguments).env("CGO_ENABLED", "0").current_dir(root().join("xtask/prometheus-operator"));
-        go
-    };
-    tools::put(folder, |staged| {
-        let mut build = go(&["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o"]);
-        run(build.arg(staged.join("prometheus-operator")).arg(format!("{MODULE}/cmd/operator")))?;
-        let output = go(&["list", "-m", "-f", "{{.Dir}}", MODULE]).output()?;
-        let module = PathBuf::from(String::from_utf8(output.stdout)?.trim_end());
-        let bundle = module.join("bundle.yaml");
-        fs::copy(&bundle, staged.join("bundle.yaml")).with_context(|| format!("copy {}", bundle.display()))?;
-        Ok(())
-    })
-}
-
 fn build_linker() -> Result<()> {
     let target = tools::bpf_linker();
     let folder = target.ancestors().nth(2).context("the folder of a tool")?;
@@ -350,9 +337,11 @@ mod tests {
 
     #[test]
     fn the_demo_builds_only_its_own_tools_and_none_without_go() {
-        let all = [Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec, Task::PrometheusOperator];
-        let due =
-            |purpose, has_go| -> Vec<Task> { all.into_iter().filter(|task| task.is_due(purpose, has_go)).collect() };
+        let operators = [Task::PrometheusOperator, Task::ElasticOperator];
+        let all = [&[Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec], &operators[..]].concat();
+        let due = |purpose, has_go| -> Vec<Task> {
+            all.iter().copied().filter(|task| task.is_due(purpose, has_go)).collect()
+        };
         assert_eq!(due(Purpose::Node, true), all[..3]);
         assert_eq!(due(Purpose::Tests, true), all);
         assert_eq!(due(Purpose::Node, false), []);
@@ -379,6 +368,7 @@ mod tests {
                 "prometheus-operator",
                 format!("github.com/prometheus-operator/prometheus-operator {} ", tools::PROMETHEUS_OPERATOR),
             ),
+            ("eck", format!("github.com/elastic/cloud-on-k8s/v3 {} ", tools::ECK)),
         ];
         for (module, version) in versions {
             let text = fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();

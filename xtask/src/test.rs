@@ -156,6 +156,7 @@ impl Tier {
             _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),
             Self::Kernel => None,
             Self::Operator if !tools::prometheus_operator().is_file() => Some("needs prometheus-operator".to_owned()),
+            Self::Operator if !tools::elastic_operator().is_file() => Some("needs eck".to_owned()),
             Self::Node | Self::Operator => setup::assets_problem().or_else(|| missing(&NODE_PROGRAMS, &NODE_PACKAGES)),
         }
     }

@@ -29,6 +29,9 @@ pub const H2SPEC: &str = "v2.2.1";
 /// The release of prometheus-operator, as `xtask/prometheus-operator/go.mod` names it.
 pub const PROMETHEUS_OPERATOR: &str = "v0.85.0";
 
+/// The release of Elastic's operator (Elastic Cloud on Kubernetes), as `xtask/eck/go.mod` names it.
+pub const ECK: &str = "v3.5.0";
+
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
 
@@ -90,6 +93,12 @@ pub fn h2spec() -> PathBuf {
 /// An operator that we did not write, as we build it; beside it lies `bundle.yaml`, its manifests.
 pub fn prometheus_operator() -> PathBuf {
     cache().join("prometheus-operator").join(PROMETHEUS_OPERATOR).join("prometheus-operator")
+}
+
+/// An operator with webhooks that we did not write, as we build it; beside it lie `crds.yaml`, `webhook.yaml` and the
+/// folder `samples`, of its module.
+pub fn elastic_operator() -> PathBuf {
+    cache().join("eck").join(ECK).join("elastic-operator")
 }
 
 /// The linker of the kernel programs, as we build it.
