@@ -6,10 +6,6 @@ mod modes;
 mod rights;
 mod from_inside;
 mod egress;
-mod reviews;
-mod admission;
-mod verdicts;
-mod renewal;
 mod users;
 #[path = "../mesh/mod.rs"]
 mod mesh;
