@@ -101,11 +101,13 @@ impl<S: ?Sized + PartialEq> PublishState<S> {
     pub(crate) fn publish(&self, state: Option<Arc<S>>) {
         let Some(Publisher { to, pod, number }) = &self.0 else { return };
         to.0.by_pod.send_if_modified(|all| {
-            let Some(state) = state else { return all.remove(pod).is_some() };
-            let is_new = all.get(pod).is_none_or(|before| *before.state != *state);
-            if is_new {
-                all.insert(pod.clone(), PodState { number: *number, state });
+            if all.get(pod).is_some_and(|later| later.number > *number) {
+                return false;
             }
+            let Some(state) = state else { return all.remove(pod).is_some() };
+            let known = all.get(pod).filter(|before| *before.state == *state).map(|before| before.state.clone());
+            let is_new = known.is_none();
+            all.insert(pod.clone(), PodState { number: *number, state: known.unwrap_or(state) });
             is_new
         });
     }
