@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root, SelectorOperator, ShardingConfig};
 use ctrlmesh_common::names;
-use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
 use super::Labelling;
@@ -138,11 +138,11 @@ fn normal(root: &Root, canary: SlotSet, former: &Former<'_>) -> Vec<Share> {
 }
 
 impl Former<'_> {
-    /// The former slots of each of these shards. What none of them has is of the one that it was meant for.
+    /// The former slots of each of these shards. What pods without a proxy have is of the one that it was meant for.
     fn slots(&self, shards: &[String]) -> Vec<SlotSet> {
         let owned: Vec<SlotSet> = shards.iter().map(|shard| self.owned(shard)).collect();
-        let others = owned.iter().fold(SlotSet::EMPTY, |all, owned| all.union(*owned)).complement();
-        let meant = shards.iter().map(|shard| self.meant(shard).intersection(others));
+        let unsharded = self.owned(UNSHARDED);
+        let meant = shards.iter().map(|shard| self.meant(shard).intersection(unsharded));
         owned.iter().zip(meant).map(|(owned, meant)| owned.union(meant)).collect()
     }
 
@@ -158,8 +158,9 @@ impl Former<'_> {
         let made = self.made.iter().filter(|config| name(&config.metadata) == shard);
         let selectors = made.filter_map(|config| config.spec.limits.first()?.selector.as_ref());
         let listed = selectors.flat_map(|selector| &selector.match_expressions);
-        let listed = listed.filter(|one| one.key == self.hash_key && one.operator == SelectorOperator::In);
-        listed.map(|one| slots(&one.values)).fold(SlotSet::EMPTY, SlotSet::union)
+        let mut listed = listed.filter(|one| one.key == self.hash_key && one.operator == SelectorOperator::In);
+        // The shard's own comes after those of the root.
+        listed.next_back().map_or(SlotSet::EMPTY, |one| slots(&one.values))
     }
 }
 
