@@ -193,10 +193,15 @@ impl PolicyStore {
         }
     }
 
+    /// What replica `at` has got of webhooks does not count any more.
+    pub fn lose_webhooks(&self, at: &Arc<str>) {
+        self.sidecar_webhooks.lose(at);
+    }
+
     /// Replica `at` is gone: its proxies count as disconnected from `now` on.
     pub fn lose(&self, at: &Arc<str>, now: SystemTime) {
         self.receipts.lose(at, now);
-        self.sidecar_webhooks.lose(at);
+        self.lose_webhooks(at);
     }
 
     /// None where this pod is not enrolled.

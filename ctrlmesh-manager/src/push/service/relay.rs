@@ -102,6 +102,7 @@ impl ReceiptRelay {
 async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     let mut changes = store.receipts_changed();
     let (mut sent, mut sent_webhooks) = (BTreeMap::<PodName, Receipt>::new(), BTreeMap::new());
+    let mut is_again = false;
     // Not at once: the first message has all receipts.
     let mut again = time::interval_at(Instant::now() + AGAIN, AGAIN);
     loop {
@@ -120,7 +121,8 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
         }
         sent = now;
         let webhooks = store.sidecar_webhooks_here();
-        for webhooks in webhook_news(&sent_webhooks, &webhooks).chunks(IN_ONE) {
+        let all = std::mem::take(&mut is_again);
+        for webhooks in webhook_news(&sent_webhooks, &webhooks, all).chunks(IN_ONE) {
             let (receipts, webhooks) = (Vec::new(), webhooks.to_vec());
             if sender.send(Receipts { receipts, webhooks }).await.is_err() {
                 return;
@@ -137,22 +139,23 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
             }
             _ = again.tick() => {
                 sent.clear();
-                sent_webhooks.clear();
+                is_again = true;
             }
         }
     }
 }
 
-/// What has changed of webhooks of pods with a sidecar.
+/// What has changed of webhooks of pods with a sidecar; where `is_again`, all that there is.
 fn webhook_news(
     sent: &BTreeMap<PodName, SidecarWebhook>,
     now: &BTreeMap<PodName, SidecarWebhook>,
+    is_again: bool,
 ) -> Vec<WebhookReport> {
     let report = |(pod, said): (&PodName, &SidecarWebhook), state| {
         let pod = Some(PodId::of(pod, &said.uid));
         WebhookReport { pod, state }
     };
-    let new = now.iter().filter(|(pod, said)| sent.get(*pod) != Some(*said));
+    let new = now.iter().filter(|(pod, said)| is_again || sent.get(*pod) != Some(*said));
     let new = new.map(|(pod, said)| report((pod, said), Some(said.state.clone())));
     let gone = sent.iter().filter(|(pod, _)| !now.contains_key(*pod)).map(|one| report(one, None));
     gone.chain(new).collect()
@@ -196,6 +199,8 @@ pub(super) async fn take(
 ) -> Result<Response<Relayed>, Status> {
     let from: Arc<str> = Arc::from(identity.uid.as_str());
     let mut replaced = push.latest_connections.begin(&from);
+    // It begins with all that it has.
+    push.store.lose_webhooks(&from);
     let mut leadership = push.leadership.clone();
     let ended = loop {
         let message = tokio::select! {
@@ -238,7 +243,7 @@ fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
         // The other clock may be ahead.
         last_contact: at.map_or_else(SystemTime::now, |at| at.min(SystemTime::now())),
         guards: receipt.guards.into(),
-        webhook: receipt.webhook,
+        webhook: receipt.webhook.map(WebhookState::truncated),
     };
     push.store.receive(Some(from), &PodName { namespace: pod.namespace, name: pod.name }, taken);
 }

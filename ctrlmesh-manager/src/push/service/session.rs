@@ -351,7 +351,8 @@ impl Session {
             connected,
             last_contact: SystemTime::now(),
             guards: delivery.guards.clone(),
-            webhook: delivery.webhook.clone(),
+            // Of a sidecar's pod, the node's proxy knows.
+            webhook: delivery.webhook.clone().filter(|_| !delivery.inside),
         };
         self.push.store.receive(None, pod, receipt);
     }

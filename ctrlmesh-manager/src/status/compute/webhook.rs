@@ -6,6 +6,7 @@ use ctrlmesh_common::wire::WebhookState;
 use super::{StatusInputs, as_before};
 use crate::cluster::plan::Plan;
 use crate::rules::compile::{self, CompiledPolicy};
+use crate::rules::object_name::full_name;
 use crate::rules::pod::Member;
 use crate::status::finding::{Finding, finding, listed};
 
@@ -52,7 +53,11 @@ impl OfWebhook<'_> {
     }
 
     fn no_room(&self, plan: &Plan) -> Option<Finding> {
-        let trouble = compile::webhook_without_room(&plan.compiled.troubles, self.operator, self.shard)?;
+        // A shard of a root that is switched off stands alone.
+        let own = full_name(&self.config.metadata);
+        let mut operators = [self.operator, &own].into_iter();
+        let of = |operator| compile::webhook_without_room(&plan.compiled.troubles, operator, self.shard);
+        let trouble = operators.find_map(of)?;
         Some(finding(false, "NoRoom", &*trouble.message))
     }
 
@@ -66,7 +71,7 @@ impl OfWebhook<'_> {
                 return None;
             }
             let pods = listed(&silent, ", ");
-            format!("the proxy of pod {pods} has not said whether it takes calls; an older one never does: replace it")
+            format!("no node proxy has said whether it takes calls to pod {pods}; an older one never does: replace it")
         };
         let status = self.config.status.as_ref().filter(|_| inputs.new_leader);
         let before = status.and_then(|status| as_before(&status.conditions, WEBHOOK_ROUTED));

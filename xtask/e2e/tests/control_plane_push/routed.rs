@@ -119,7 +119,7 @@ async fn a_condition_says_whether_reviews_are_routed() {
     let (entry, epoch) = with_webhook(&mut stream).await;
     stream.applies(&entry, epoch).await;
     let message = until_condition(client, "False", "Pending").await;
-    assert!(message.contains("no proxy") || message.contains("op-0 has not said"), "{message}");
+    assert!(message.contains("no proxy") || message.contains("no node proxy has said"), "{message}");
 
     let says = async |stream: &Stream, state: &WebhookState| {
         let report = WebhookReport { pod: entry.pod.clone(), state: Some(state.clone()) };

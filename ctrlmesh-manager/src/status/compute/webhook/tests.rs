@@ -79,7 +79,7 @@ fn a_proxy_that_says_nothing_is_not_known() {
     let plan = plan(&with_webhook());
     let (status, reason, message) = said(&plan, [Some(routed()), None]);
     assert_eq!((&*status, &*reason), ("False", "Pending"));
-    assert!(message.starts_with("the proxy of pod op-1 has not said"), "{message}");
+    assert!(message.starts_with("no node proxy has said whether it takes calls to pod op-1;"), "{message}");
     let nobody = condition(&plan, inputs(&BTreeMap::new(), 1));
     assert_eq!((&*nobody.reason, &*nobody.message), ("Pending", "no proxy of the pods is connected"));
 }
