@@ -1,17 +1,18 @@
 //! The admission webhook of one pod: its certificate, its own server, and who else may be asked.
 
 mod certificate;
-mod cache;
+mod cached_table;
 mod report;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6};
+use ctrlmesh_runtime::sync::lock;
 use rustls::ServerConfig;
 use rustls::server::ResolvesServerCert;
 use tokio::net::TcpStream;
@@ -19,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time;
 use tokio::time::Instant;
 
-use self::cache::FollowedPolicy;
+use self::cached_table::{CachedTable, gives_the_same};
 use self::certificate::Certificate;
 use crate::egress::PodFiles;
 use crate::net::accept;
@@ -28,6 +29,9 @@ use crate::policy::{Current, History};
 
 pub(crate) use self::certificate::PEER_NAME;
 pub(crate) use self::report::PortState;
+
+/// A move that takes longer may take much longer: reviews of the same table do not wait for it any more.
+const LONG_MOVE: Duration = Duration::from_secs(2);
 
 /// The webhook of one pod. Its connections share it.
 #[derive(Debug)]
@@ -39,15 +43,17 @@ pub struct PodWebhook {
     namespace: Option<Arc<Namespace>>,
     files: PodFiles,
     certificate: Certificate,
-    followed: FollowedPolicy,
+    cached_table: CachedTable,
+    /// Under this one, a review has waited in vain for the owner of what moves.
+    long_move: Mutex<Option<Arc<Policy>>>,
     port: watch::Sender<PortState>,
 }
 
 impl PodWebhook {
     pub fn new(pod: String, policy: Current, namespace: Option<Namespace>, files: PodFiles) -> Arc<Self> {
-        let (certificate, followed) = (Certificate::default(), FollowedPolicy::default());
+        let (certificate, cached_table, long_move) = <(Certificate, CachedTable, _)>::default();
         let (namespace, port) = (namespace.map(Arc::new), watch::Sender::default());
-        Arc::new(Self { pod, policy, namespace, files, certificate, followed, port })
+        Arc::new(Self { pod, policy, namespace, files, certificate, cached_table, long_move, port })
     }
 
     /// The network namespace of the pod, where it is not this process's own.
@@ -65,9 +71,21 @@ impl PodWebhook {
         self.policy.clone()
     }
 
+    /// Whether waiting for the owner of what moves has been in vain under this table. Some moves wait for a pod to end.
+    pub(crate) fn waits_in_vain(&self, policy: &Arc<Policy>) -> bool {
+        lock(&self.long_move).as_ref().is_some_and(|last| gives_the_same(last, policy))
+    }
+
+    /// A review has waited for so long in vain.
+    pub(crate) fn record_wait(&self, policy: &Arc<Policy>, waited: Duration) {
+        if waited >= LONG_MOVE {
+            *lock(&self.long_move) = Some(policy.clone());
+        }
+    }
+
     /// Waits until the operator's cache has what `policy` gives it, but not beyond `until`.
     pub(crate) async fn cached(&self, policy: &Arc<Policy>, history: &History, until: Instant) {
-        self.followed.wait(policy, history, until).await;
+        self.cached_table.wait(policy, history, until).await;
     }
 
     /// TLS with the certificate that the operator itself presents, and with `mesh` where another proxy calls. `None`

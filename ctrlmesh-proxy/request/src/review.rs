@@ -30,6 +30,8 @@ pub struct Review {
 pub enum Answerer<'a> {
     /// The replica that was called: the object is its own, or nobody's in particular.
     Local,
+    /// The same, because its shard owns the object.
+    Own,
     /// A replica of another shard.
     Owner(&'a Peer),
     /// Nobody yet: the object is on its way from one shard to another.
@@ -103,7 +105,8 @@ impl Review {
         }
         match &policy.fence {
             Some(fence) => match fence.access((&self.group, &self.resource), &self.namespace, &self.name) {
-                Access::Unfenced | Access::Owned(_) | Access::Unknown => Answerer::Local,
+                Access::Unfenced | Access::Unknown => Answerer::Local,
+                Access::Owned(_) => Answerer::Own,
                 Access::Refused(NotOwned { owner: None, .. }) => Answerer::Moving,
                 Access::Refused(NotOwned { owner: Some(owner), .. }) => {
                     webhook.peers.iter().find(|peer| peer.shard == owner).into()

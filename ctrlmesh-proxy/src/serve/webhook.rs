@@ -169,8 +169,8 @@ impl Calls {
         if let Ok(answer) = &answer {
             self.server.metrics.webhooks.added(route, begun.elapsed().saturating_sub(answer.took));
         }
-        let response =
-            answer.map_or_else(|unanswered| unanswered.response(), |answer| answer.response.map(Either::Left));
+        let response = answer
+            .map_or_else(|unanswered| unanswered.response(self.is_peer), |answer| answer.response.map(Either::Left));
         info!(target: "access", webhook = path, route = route.name(), status = response.status().as_u16());
         self.server.metrics.webhooks.answered(route, response.status());
         Ok(response)
@@ -188,7 +188,7 @@ impl Calls {
             Ok(held) => held,
             Err(streamed) => return Ok(self.unowned(streamed, Unanswered::Unread).await),
         };
-        // Who asks another proxy waits longer than that one.
+        // A proxy that is asked answers before the one that asks gives up.
         let until = begun + allowed / if self.is_peer { 4 } else { 2 };
         Ok(match Review::parse(&held.body) {
             Some(review) => self.route(&review, &held, until).await,
@@ -202,12 +202,16 @@ impl Calls {
         loop {
             let policy = policies.borrow_and_update().clone();
             let is_fenced = policy.fence.is_some();
+            let waits_in_vain = self.webhook.waits_in_vain(&policy);
             let Some(webhook) = &policy.webhook else {
                 return self.locally(WebhookRoute::Local, held.request()).await;
             };
             match review.answerer(&policy, webhook) {
-                Answerer::Local if is_fenced => {
-                    self.webhook.cached(&policy, &self.history, until).await;
+                Answerer::Own => {
+                    tokio::select! {
+                        () = self.webhook.cached(&policy, &self.history, until) => {}
+                        Ok(()) = policies.changed() => continue,
+                    }
                     let answered = self.locally(WebhookRoute::Local, held.request()).await;
                     // A cache that loses the object has answered otherwise.
                     if is_own(&policies.borrow(), review) {
@@ -223,11 +227,14 @@ impl Calls {
                     }
                 }
                 Answerer::Unowned if !self.is_peer => break,
+                _ if waits_in_vain => break,
                 // The table of the proxy that asks may be newer.
                 Answerer::Moving | Answerer::Owner(_) | Answerer::Unowned if is_fenced => {}
                 Answerer::Moving | Answerer::Owner(_) | Answerer::Unowned => break,
             }
+            let waits_since = Instant::now();
             if !matches!(time::timeout_at(until, policies.changed()).await, Ok(Ok(()))) {
+                self.webhook.record_wait(&policy, waits_since.elapsed());
                 break;
             }
         }
@@ -314,7 +321,10 @@ impl Calls {
 
 /// Whether a policy has its own pod answer.
 fn is_own(policy: &Policy, review: &Review) -> bool {
-    policy.webhook.as_ref().is_none_or(|webhook| review.answerer(policy, webhook) == Answerer::Local)
+    policy
+        .webhook
+        .as_ref()
+        .is_none_or(|webhook| matches!(review.answerer(policy, webhook), Answerer::Local | Answerer::Own))
 }
 
 /// Completes once a table gives the object to another owner than `peer`.

@@ -55,7 +55,7 @@ fn review(group: &str, resource: &str, namespace: &str, name: &str) -> Review {
 
 fn named(answerer: Answerer<'_>) -> &str {
     match answerer {
-        Answerer::Local => "local",
+        Answerer::Local | Answerer::Own => "local",
         Answerer::Owner(peer) => &peer.shard,
         Answerer::Moving => "moving",
         Answerer::Unowned => "unowned",

@@ -95,7 +95,7 @@ impl Reconciler {
         let publish = self.pod_source.publish_webhook(pod);
         self.drain.spawn(webhook.clone().report(publish, self.drain.clone(), Some(gone.clone())));
         // The sidecar guards its own connections.
-        let nothing = watch::Sender::new(Arc::default()).subscribe();
+        let nothing = watch::Sender::new(Arc::new(Policy::nothing())).subscribe();
         let guards = PodGuards::new(nothing.clone(), &self.metrics, None);
         let served = ServedPod { webhook, ..ServedPod::new(nothing, Arc::default(), guards, Some(gone.clone())) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));

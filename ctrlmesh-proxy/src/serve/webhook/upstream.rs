@@ -25,8 +25,9 @@ use crate::net::accept;
 use crate::serve::idle_connection::{IdleConnection, NotAnswered};
 use crate::session::Server;
 
-/// What a proxy answers whose pod was sent nothing of the call. Another pod may be asked then.
-pub(super) const NOT_REACHED: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+/// What a proxy answers to another one, if its pod was sent nothing of the call: another pod may be asked then. No
+/// webhook server answers so.
+pub(super) const NOT_REACHED: StatusCode = StatusCode::MISDIRECTED_REQUEST;
 
 /// Why a call was not answered.
 #[derive(Debug, Error)]
@@ -49,13 +50,15 @@ pub(super) enum Unanswered {
 
 impl Unanswered {
     /// What the caller is told.
-    pub(super) fn response<B>(&self) -> Response<Either<B, Full<Bytes>>> {
+    pub(super) fn response<B>(&self, is_peer: bool) -> Response<Either<B, Full<Bytes>>> {
         debug!(error = self as &dyn std::error::Error, "webhook not answered");
         let mut response = Response::new(Either::Right(format!("ctrlmesh-proxy: {self}\n").into()));
         *response.status_mut() = match self {
-            Self::Connect(_) => NOT_REACHED,
+            Self::Connect(_) if is_peer => NOT_REACHED,
             Self::Late => StatusCode::GATEWAY_TIMEOUT,
-            Self::Broken(_) | Self::Unowned | Self::Away { .. } | Self::Unread => StatusCode::BAD_GATEWAY,
+            Self::Connect(_) | Self::Broken(_) | Self::Unowned | Self::Away { .. } | Self::Unread => {
+                StatusCode::BAD_GATEWAY
+            }
         };
         let text = HeaderValue::from_static("text/plain; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, text);

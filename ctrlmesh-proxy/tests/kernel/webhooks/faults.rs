@@ -22,7 +22,7 @@ async fn a_pod_without_a_server_still_leads_to_the_owner() {
     pods.serve("b", B);
     assert_eq!(who(&pods, A, &review("websites", OF_B)).await, "b");
     let (status, answer) = pods.call(A, "/validate", &review("websites", OF_A)).await;
-    assert_eq!(status, 503, "{answer}");
+    assert_eq!(status, 502, "{answer}");
     // The other way round it is asked in vain, and then the pod that was called answers, or nobody.
     assert_eq!(who(&pods, B, &review("websites", OF_A)).await, "b");
     assert_eq!(pods.answered("fallback", "ok").await, 1);

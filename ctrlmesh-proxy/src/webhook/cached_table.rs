@@ -19,9 +19,9 @@ const CACHE_DELAY: Duration = Duration::from_secs(1);
 
 /// The policy that the watches follow, and since when. `None` before the first review.
 #[derive(Debug, Default)]
-pub(super) struct FollowedPolicy(Mutex<Option<(Arc<Policy>, Instant)>>);
+pub(super) struct CachedTable(Mutex<Option<(Arc<Policy>, Instant)>>);
 
-impl FollowedPolicy {
+impl CachedTable {
     /// Waits until no watch shows the share of an earlier policy, and the operator has had time to read its events. A
     /// watch that does not follow holds up the first reviews only, and not beyond `until`.
     pub(super) async fn wait(&self, policy: &Arc<Policy>, history: &History, until: Instant) {
@@ -48,7 +48,7 @@ impl FollowedPolicy {
 }
 
 /// Whether both are of one ownership table. Others change where pods are, and no cache.
-fn gives_the_same(one: &Arc<Policy>, other: &Arc<Policy>) -> bool {
+pub(super) fn gives_the_same(one: &Arc<Policy>, other: &Arc<Policy>) -> bool {
     Arc::ptr_eq(one, other) || one.epoch == other.epoch && one.fence == other.fence
 }
 
@@ -68,7 +68,7 @@ mod tests {
     }
 
     /// How long a review waits.
-    async fn waited(followed: &FollowedPolicy, policy: &Arc<Policy>, history: &History) -> Duration {
+    async fn waited(followed: &CachedTable, policy: &Arc<Policy>, history: &History) -> Duration {
         let begun = Instant::now();
         followed.wait(policy, history, begun + UNTIL).await;
         begun.elapsed()
@@ -76,7 +76,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_reviews_soon_after_a_new_table_wait() {
-        let (followed, history) = (FollowedPolicy::default(), History::default());
+        let (followed, history) = (CachedTable::default(), History::default());
         assert_eq!(waited(&followed, &policy(1), &history).await, CACHE_DELAY);
         assert_eq!(waited(&followed, &policy(1), &history).await, Duration::ZERO);
         assert_eq!(waited(&followed, &policy(2), &history).await, CACHE_DELAY);
@@ -84,7 +84,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reviews_wait_for_watches_of_an_earlier_table() {
-        let (followed, history) = (FollowedPolicy::default(), History::default());
+        let (followed, history) = (CachedTable::default(), History::default());
         let watch = history.in_force(&policy(1)).read(ReadOf::resource("", "pods"));
         let follows = async {
             time::sleep(CACHE_DELAY).await;
@@ -97,7 +97,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_does_not_follow_holds_up_the_first_review_only() {
-        let (followed, history) = (FollowedPolicy::default(), History::default());
+        let (followed, history) = (CachedTable::default(), History::default());
         let _watch = history.in_force(&policy(1)).read(ReadOf::resource("", "pods"));
         let second = policy(2);
         assert_eq!(waited(&followed, &second, &history).await, UNTIL);
