@@ -73,7 +73,7 @@ fn judged_in_moves(space: Space<'_>, runtime: &Runtime) -> Result<()> {
     Ok(())
 }
 
-/// Ends a replica at once, not the canary's, and waits until another one is in its place.
+/// Ends a replica within a second, not the canary's, and waits until another one is in its place.
 fn kill(space: Space<'_>) -> Result<Killed> {
     let pods = operator::pods(space)?;
     let shard = |pod: &Value| {
@@ -82,7 +82,8 @@ fn kill(space: Space<'_>) -> Result<Killed> {
     let pod = pods.iter().find(|pod| shard(pod).is_some_and(|shard| shard != CANARY)).context("a replica to kill")?;
     let (name, shard) = (pod["metadata"]["name"].as_str().context("a name")?, shard(pod).context("a shard")?);
     let (table, at) = (admission::ownership(space)?, Instant::now());
-    space.kubectl(&["delete", "pod", name, "--grace-period=0", "--force"])?;
+    // Not by force: a pod that is gone before its containers have ended is called unread.
+    space.kubectl(&["delete", "pod", name, "--grace-period=1", "--wait=false"])?;
     let unlisted = until("the Service to let go of it", || {
         Ok(endpoints(space)?.iter().all(|one| one["targetRef"]["name"] != name).then(Instant::now))
     })?;
