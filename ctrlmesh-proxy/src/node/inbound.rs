@@ -60,10 +60,12 @@ impl WebhookListener {
         pod: &CalledPod<'_>,
         port: Option<u16>,
     ) -> Result<Vec<SocketAddr>, NotServed> {
-        let mut addresses = match port {
-            Some(port) => own_addresses(pod.namespace)?.into_iter().map(|ip| SocketAddr::new(ip, port)).collect(),
-            None => Vec::new(),
+        let Some(port) = port else {
+            self.listen_nowhere(interceptor, pod.slot)?;
+            return Ok(Vec::new());
         };
+        let own = own_addresses(pod.namespace)?.into_iter();
+        let mut addresses: Vec<SocketAddr> = own.map(|ip| SocketAddr::new(ip, port)).collect();
         // What was there before leaves its room in the kernel's table.
         interceptor.keep_inbound(pod.slot, &addresses)?;
         let stop = CancellationToken::new();
@@ -82,11 +84,11 @@ impl WebhookListener {
             }
             pod.accept(&listener, of_family, stop.clone()).map_err(NotServed::Accept)?;
         }
-        if addresses.is_empty() && port.is_some() {
+        if addresses.is_empty() {
             return Err(NotServed::NoAddress);
         }
         // Only now: until then the kernel sent calls to the sockets before.
-        *self = Self { port, is_current: true, refused: None, _accepting: Some(accepting) };
+        *self = Self { port: Some(port), is_current: true, refused: None, _accepting: Some(accepting) };
         Ok(addresses)
     }
 }

@@ -201,8 +201,6 @@ impl Calls {
         let mut policies = self.webhook.policies();
         loop {
             let policy = policies.borrow_and_update().clone();
-            let is_fenced = policy.fence.is_some();
-            let waits_in_vain = self.webhook.waits_in_vain(&policy);
             let Some(webhook) = &policy.webhook else {
                 return self.locally(WebhookRoute::Local, held.request()).await;
             };
@@ -227,10 +225,12 @@ impl Calls {
                     }
                 }
                 Answerer::Unowned if !self.is_peer => break,
-                _ if waits_in_vain => break,
                 // The table of the proxy that asks may be newer.
-                Answerer::Moving | Answerer::Owner(_) | Answerer::Unowned if is_fenced => {}
-                Answerer::Moving | Answerer::Owner(_) | Answerer::Unowned => break,
+                Answerer::Moving | Answerer::Owner(_) | Answerer::Unowned => {
+                    if policy.fence.is_none() || self.webhook.waits_in_vain(&policy) {
+                        break;
+                    }
+                }
             }
             let waits_since = Instant::now();
             if !matches!(time::timeout_at(until, policies.changed()).await, Ok(Ok(()))) {
