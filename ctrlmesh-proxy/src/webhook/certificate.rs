@@ -11,6 +11,7 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
+use tokio::time;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -20,8 +21,12 @@ use crate::net::tls;
 /// The name by which a proxy calls another. No webhook has it: a Service in `default` has it already.
 pub(crate) const PEER_NAME: &str = "kubernetes.default.svc";
 
-/// For so long, the files are not read again.
+/// For so long, files that were found are not read again.
 const KEPT: Duration = Duration::from_secs(1);
+
+/// Between two looks for files that are not there yet. A connection that comes meanwhile waits for the next look: what
+/// passes unread does so to its end, and an API server keeps its connections.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A larger file is none, in bytes.
 const MAX_FILE_BYTES: usize = 256 << 10;
@@ -65,7 +70,7 @@ impl Certificate {
         files: &PodFiles,
         mesh: &Arc<dyn ResolvesServerCert>,
     ) -> Option<Arc<ServerConfig>> {
-        self.read(pod, webhook, files).await.tls(pod, mesh)
+        self.read(pod, webhook, files, LOOK_AGAIN).await.tls(pod, mesh)
     }
 
     /// Looks for a certificate.
@@ -73,21 +78,38 @@ impl Certificate {
     /// # Errors
     /// If there is none, and has been none. Says why, and nothing of what is in the files.
     pub(super) async fn check(&self, pod: &str, webhook: &Webhook, files: &PodFiles) -> Result<(), &'static str> {
-        let last = self.read(pod, webhook, files).await;
+        let last = self.read(pod, webhook, files, Duration::ZERO).await;
         match last.operator {
             Some(_) => Ok(()),
             None => Err(last.unread.or(last.unusable).unwrap_or(NOT_FOUND)),
         }
     }
 
-    /// Reads the files, unless they were read just now.
-    async fn read(&self, pod: &str, webhook: &Webhook, files: &PodFiles) -> MappedMutexGuard<'_, Last> {
+    /// Reads the files, unless they were found just now. Looks for files that are not there `after` the last look.
+    async fn read(
+        &self,
+        pod: &str,
+        webhook: &Webhook,
+        files: &PodFiles,
+        after: Duration,
+    ) -> MappedMutexGuard<'_, Last> {
         let paths = [webhook.certificate.clone(), webhook.key.clone()];
+        let asked_at = Instant::now();
         // Locked while it is read, so that one reads for all.
         let mut last = self.0.lock().await;
+        let is_recent = |last: &Last| {
+            let is_kept = last.operator.is_some() && last.read_at.elapsed() < KEPT;
+            // Another one has looked since.
+            last.paths == paths && (is_kept || last.read_at >= asked_at)
+        };
+        if !last.as_ref().is_some_and(is_recent)
+            && let Some(last) = &*last
+        {
+            time::sleep_until(last.read_at + after).await;
+        }
         let before = last.take().filter(|last| last.paths == paths);
         let latest = match before {
-            Some(last) if last.read_at.elapsed() < KEPT => last,
+            Some(last) if is_recent(&last) => last,
             before => Last::read(before, pod, paths, files).await,
         };
         MutexGuard::map(last, |last| last.insert(latest))
@@ -154,5 +176,33 @@ fn certified(contents: &[Vec<u8>]) -> Result<CertifiedKey, &'static str> {
 impl ResolvesServerCert for Certificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         if hello.server_name() == Some(PEER_NAME) { self.mesh.resolve(hello) } else { Some(self.operator.clone()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::num::NonZeroU16;
+
+    use ctrlmesh_common::policy::webhook::OnUnowned;
+    use rcgen::{CertificateParams, KeyPair};
+    use tempfile::tempdir;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_call_right_after_a_look_in_vain_has_the_files_looked_for() {
+        let folder = tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (port, on_unowned, peers) = (NonZeroU16::MIN, OnUnowned::Local, Vec::new());
+        let webhook = Webhook { port, certificate: path("tls.crt"), key: path("tls.key"), on_unowned, peers };
+        let (certificate, files) = (Certificate::default(), PodFiles::own());
+        assert_eq!(certificate.check("ops/a", &webhook, &files).await, Err(NOT_FOUND));
+        let key = KeyPair::generate().unwrap();
+        let chain = CertificateParams::new(["a".to_owned()]).unwrap().self_signed(&key).unwrap().pem();
+        fs::write(&webhook.certificate, chain).unwrap();
+        fs::write(&webhook.key, key.serialize_pem()).unwrap();
+        let found = certificate.read("ops/a", &webhook, &files, LOOK_AGAIN).await.operator.clone();
+        assert!(found.is_some());
     }
 }
