@@ -7,19 +7,16 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	webv1alpha1 "ctrlmesh.dev/example-operator/api/v1alpha1"
-	"ctrlmesh.dev/example-operator/internal/controller"
 )
 
 var (
@@ -35,16 +32,13 @@ func init() {
 func main() {
 	var metricsAddr, probeAddr, lockNamespace string
 	var leaderElect, ignoreSigterm bool
-	var uncached time.Duration
-	var concurrent int
+	var options controllerOptions
 	var webhooks webhookOptions
 	flag.StringVar(&metricsAddr, "metrics-bind-address", ":8080", "The address the metrics endpoint binds to.")
 	flag.StringVar(&probeAddr, "health-probe-bind-address", ":8081", "The address the probe endpoint binds to.")
 	flag.BoolVar(&leaderElect, "leader-elect", false, "Let one replica at a time be active.")
 	flag.StringVar(&lockNamespace, "leader-election-namespace", "", "Where the lock is, if not where the operator runs.")
-	flag.IntVar(&concurrent, "max-concurrent-reconciles", 2, "How many websites are worked on at once.")
-	flag.DurationVar(&uncached, "uncached", 0,
-		"Read without a cache, write by server-side apply, and reconcile each website this often; 0 is off.")
+	options.bindFlags(flag.CommandLine)
 	flag.BoolVar(&ignoreSigterm, "ignore-sigterm", false, "Work on after SIGTERM, until killed.")
 	webhooks.bindFlags(flag.CommandLine)
 	opts := zap.Options{}
@@ -66,7 +60,7 @@ func main() {
 		setupLog.Error(err, "unable to create the manager")
 		os.Exit(1)
 	}
-	if err := setUp(mgr, uncached, concurrent); err != nil {
+	if err := options.setUp(mgr); err != nil {
 		setupLog.Error(err, "unable to create the controller")
 		os.Exit(1)
 	}
@@ -87,26 +81,6 @@ func main() {
 		setupLog.Error(err, "the manager ended")
 		os.Exit(1)
 	}
-}
-
-// setUp registers the controller, cached or not.
-func setUp(mgr ctrl.Manager, uncached time.Duration, concurrent int) error {
-	if uncached == 0 {
-		return (&controller.WebsiteReconciler{
-			Client:                  mgr.GetClient(),
-			Recorder:                mgr.GetEventRecorder("website-controller"),
-			MaxConcurrentReconciles: concurrent,
-		}).SetupWithManager(mgr)
-	}
-	direct, err := client.New(mgr.GetConfig(), client.Options{Scheme: scheme, HTTPClient: mgr.GetHTTPClient()})
-	if err != nil {
-		return err
-	}
-	return (&controller.UncachedReconciler{
-		Client:                  direct,
-		RequeueAfter:            uncached,
-		MaxConcurrentReconciles: concurrent,
-	}).SetupWithManager(mgr)
 }
 
 // untilSigterm ends with SIGTERM, or never where that is ignored.

@@ -30,6 +30,10 @@ type WebsiteStatus struct {
 	// +optional
 	Pages int32 `json:"pages"`
 
+	// LastSync is when the website was last checked by a timer. Absent: the operator has none.
+	// +optional
+	LastSync *metav1.MicroTime `json:"lastSync,omitempty"`
+
 	// Conditions of the website.
 	// +listType=map
 	// +listMapKey=type

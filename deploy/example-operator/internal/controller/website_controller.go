@@ -43,6 +43,9 @@ type WebsiteReconciler struct {
 
 	// MaxConcurrentReconciles is how many websites are worked on at once.
 	MaxConcurrentReconciles int
+
+	// ResyncAfter is how long a website is left alone before it is checked again, and its status says so; 0 is for ever.
+	ResyncAfter time.Duration
 }
 
 // +kubebuilder:rbac:groups=web.example.com,resources=websites,verbs=get;list;watch;update;patch
@@ -78,7 +81,10 @@ func (r *WebsiteReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 	if changed {
 		r.Recorder.Eventf(site, nil, corev1.EventTypeNormal, "Published", "Publish", "%d pages", site.Spec.Pages)
 	}
-	return ctrl.Result{}, r.updateStatus(ctx, site)
+	if err := r.updateStatus(ctx, site); err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: r.untilResync(site)}, nil
 }
 
 // publish makes the pages that there should be and removes the others; it says whether it had to.
@@ -88,7 +94,7 @@ func (r *WebsiteReconciler) publish(ctx context.Context, site *webv1alpha1.Websi
 	for number := range site.Spec.Pages {
 		page := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Namespace: site.Namespace,
-			Name:      fmt.Sprintf("%s-page-%d", site.Name, number),
+			Name:      pageName(site, number),
 		}}
 		wanted[page.Name] = true
 		result, err := controllerutil.CreateOrUpdate(ctx, r.Client, page, func() error {
@@ -155,6 +161,10 @@ func (r *WebsiteReconciler) updateStatus(ctx context.Context, site *webv1alpha1.
 	before := site.DeepCopy()
 	site.Status.ObservedGeneration = site.Generation
 	site.Status.Pages = site.Spec.Pages
+	if r.isResyncDue(site) {
+		now := metav1.NowMicro()
+		site.Status.LastSync = &now
+	}
 	meta.SetStatusCondition(&site.Status.Conditions, metav1.Condition{
 		Type:               webv1alpha1.ConditionPublished,
 		Status:             metav1.ConditionTrue,
@@ -168,6 +178,24 @@ func (r *WebsiteReconciler) updateStatus(ctx context.Context, site *webv1alpha1.
 		return err
 	}
 	return r.Status().Patch(ctx, site, patch)
+}
+
+// isResyncDue is by the clock, so that the write does not cause the next one.
+func (r *WebsiteReconciler) isResyncDue(site *webv1alpha1.Website) bool {
+	last := site.Status.LastSync
+	return r.ResyncAfter > 0 && (last == nil || time.Since(last.Time) >= r.ResyncAfter)
+}
+
+// untilResync is how long the website can be left alone; 0 is for ever.
+func (r *WebsiteReconciler) untilResync(site *webv1alpha1.Website) time.Duration {
+	if r.ResyncAfter == 0 || site.Status.LastSync == nil {
+		return 0
+	}
+	return max(time.Until(site.Status.LastSync.Add(r.ResyncAfter)), time.Millisecond)
+}
+
+func pageName(site *webv1alpha1.Website, number int32) string {
+	return fmt.Sprintf("%s-page-%d", site.Name, number)
 }
 
 // pages are the website's own, as far as the cache knows.
