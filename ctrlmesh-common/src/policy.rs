@@ -38,6 +38,7 @@ pub const MAX_SELECTOR_BYTES: usize = 48 << 10;
 /// The policy of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own, and a field of the JSON")]
 pub struct Policy {
     /// Grows with every change of a policy of the operator. Epochs of two operators do not compare; 0 if nobody counts.
     #[serde(default)]
@@ -73,6 +74,9 @@ pub struct Policy {
     /// proxy can do that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restart_on_loss: bool,
+    /// Whether the pod's proxy reports what the pod's requests to the API server come to.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub report_traffic: bool,
     /// The proxy that takes the pod's connections.
     #[serde(default, skip_serializing_if = "Redirect::is_to_node")]
     pub redirect: Redirect,
@@ -162,6 +166,11 @@ impl Policy {
         let selector =
             self.covering(group, resource).fold(Selector::everything(), |all, limit| all.and(&limit.selector));
         (!selector.is_empty()).then_some(selector)
+    }
+
+    /// Whether a limit is on `resource` of the API group `group`.
+    pub fn is_limited(&self, group: &str, resource: &str) -> bool {
+        self.covering(group, resource).next().is_some()
     }
 
     /// The lock to rename, if locks can be of `resource` in the API group `group`.

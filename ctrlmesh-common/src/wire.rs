@@ -114,8 +114,43 @@ mod tests {
         WebhookState { port_taken: true, certificate_read: true, error: "no".into() }
     }
 
+    fn traffic_report() -> TrafficReport {
+        let traffic = Traffic {
+            since: 300,
+            requests: 2,
+            conflicts: 3,
+            invalid: 4,
+            client_errors: 5,
+            server_errors: 6,
+            writes: 7,
+            deletes: 8,
+            watches: 9,
+            latency_micros: 10,
+            timed: 11,
+        };
+        TrafficReport { pod: Some(pod()), traffic: Some(traffic) }
+    }
+
+    fn update() -> Update {
+        let entry = PodEntry {
+            pod: Some(pod()),
+            digest: 1,
+            policy: Bytes::from_static(b"{}"),
+            operator: "n/s".into(),
+            version: 300,
+        };
+        Update {
+            policies: vec![entry],
+            gone: vec![pod()],
+            more: true,
+            ticket: Bytes::from_static(b"v"),
+            servers: vec!["10.0.0.1:443".into()],
+            guard_reports: true,
+        }
+    }
+
     /// The messages of the stream of policies, with every field set, and their bytes.
-    fn stream_samples() -> [(Vec<u8>, &'static str); 5] {
+    fn stream_samples() -> [(Vec<u8>, &'static str); 6] {
         let known = PolicySummary {
             pod: Some(pod()),
             digest: 1,
@@ -128,21 +163,6 @@ mod tests {
         let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
         let guards = GuardReport { pod: Some(pod()), states: vec![guard_state()] };
         let webhook = WebhookReport { pod: Some(pod()), state: Some(webhook_state()) };
-        let entry = PodEntry {
-            pod: Some(pod()),
-            digest: 1,
-            policy: Bytes::from_static(b"{}"),
-            operator: "n/s".into(),
-            version: 300,
-        };
-        let update = Update {
-            policies: vec![entry],
-            gone: vec![pod()],
-            more: true,
-            ticket: Bytes::from_static(b"v"),
-            servers: vec!["10.0.0.1:443".into()],
-            guard_reports: true,
-        };
         [
             (
                 Report { content: Some(Content::Hello(hello)) }.encode_to_vec(),
@@ -161,7 +181,11 @@ mod tests {
                 "22150a090a016e1201701a01751208080110011a026e6f",
             ),
             (
-                update.encode_to_vec(),
+                Report { content: Some(Content::Traffic(traffic_report())) }.encode_to_vec(),
+                "2a240a090a016e1201701a0175121708ac0210021803200428053006380740084809500a580b",
+            ),
+            (
+                update().encode_to_vec(),
                 "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a3434333001",
             ),
         ]
@@ -180,14 +204,16 @@ mod tests {
             webhook: Some(webhook_state()),
         };
         let webhook_report = WebhookReport { pod: Some(pod()), state: Some(webhook_state()) };
+        let receipts =
+            Receipts { receipts: vec![receipt], webhooks: vec![webhook_report], traffic: vec![traffic_report()] };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
         let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
         [
             (SignRequest { request: Bytes::from_static(b"r") }.encode_to_vec(), "0a0172"),
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
-                Receipts { receipts: vec![receipt], webhooks: vec![webhook_report] }.encode_to_vec(),
-                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f",
+                receipts.encode_to_vec(),
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a240a090a016e1201701a0175121708ac0210021803200428053006380740084809500a580b",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

@@ -34,7 +34,7 @@ pub(crate) use followed::FollowedPolicy;
 pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersions, ReadOf, Reading};
 pub use loss::loses;
 pub use pod_file::remove_abandoned;
-pub use pod_reports::{GuardReports, PublishGuards, PublishWebhook, WebhookReports};
+pub use pod_reports::{GuardReports, PublishGuards, PublishTraffic, PublishWebhook, TrafficReports, WebhookReports};
 pub use sharding::ShardingError;
 pub use store::{PodPolicies, StoreError};
 pub use validity::{Validities, Validity};

@@ -14,6 +14,7 @@ mod idle_connection;
 mod version_check;
 mod failure;
 mod admission;
+mod pending;
 mod exchange;
 mod tap;
 mod http1;
@@ -157,9 +158,10 @@ impl Server {
         let leaving = Rc::<Notify>::default();
         let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
         let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
-        let (guards, faults, gone) = (served.guards.clone(), served.faults.clone(), served.gone.clone());
-        let policy = PolicyView::new(served);
-        let session = Rc::new(Session { server: self, upstream, policy, guards, faults, gone, leaving, resources });
+        let (guards, faults, traffic) = (served.guards.clone(), served.faults.clone(), served.traffic.clone());
+        let (gone, policy) = (served.gone.clone(), PolicyView::new(served));
+        let session = Session { server: self, upstream, policy, guards, faults, traffic, gone, leaving, resources };
+        let session = Rc::new(session);
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))
         } else {

@@ -25,6 +25,7 @@ use crate::policy::subscription::Publications;
 use crate::policy::{Current, History, Validity, Writes};
 use crate::session::collect_budget::CollectBudget;
 use crate::session::policy_view::PolicyView;
+use crate::traffic::PodTraffic;
 use crate::upstream::{Dialer, Target, Upstream};
 use crate::webhook::PodWebhook;
 use ctrlmesh_runtime::drain::Drain;
@@ -80,6 +81,7 @@ pub struct ServedPod {
     pub validity: Validity,
     pub guards: Arc<PodGuards>,
     pub faults: Arc<PodFaults>,
+    pub traffic: Arc<PodTraffic>,
     pub egress: Arc<PodEgress>,
     pub webhook: Arc<PodWebhook>,
     /// Cancelled once the pod is served no more; its connections end then.
@@ -94,6 +96,7 @@ pub(crate) struct Session {
     pub(crate) policy: PolicyView,
     pub(crate) guards: Arc<PodGuards>,
     pub(crate) faults: Arc<PodFaults>,
+    pub(crate) traffic: Arc<PodTraffic>,
     pub(crate) gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     pub(crate) leaving: Rc<Notify>,
@@ -122,16 +125,17 @@ impl ServedPod {
         let faults = PodFaults::new(policy.clone(), guards.metrics());
         let egress = PodEgress::new(policy.clone(), None, &guards);
         let webhook = PodWebhook::new(String::new(), policy.clone(), None, PodFiles::own());
-        let (writes, validity) = (Arc::default(), Validity::default());
-        Self { policy, history, writes, validity, guards, faults, egress, webhook, gone }
+        let (writes, validity, traffic) = (Arc::default(), Validity::default(), Arc::default());
+        Self { policy, history, writes, validity, guards, faults, traffic, egress, webhook, gone }
     }
 
-    /// Settles each policy, follows its guards, and reports on its webhook, as long as the pod is served. Writes that a
-    /// new policy forbids have `timeout` to end.
+    /// Settles each policy, follows its guards, and reports on its webhook and its requests, as long as the pod is
+    /// served. Writes that a new policy forbids have `timeout` to end.
     pub fn settle(&self, timeout: Duration, publish: Publications, drain: &Drain) {
-        let Self { policy, history, writes, guards, webhook, gone, .. } = self.clone();
+        let Self { policy, history, writes, guards, traffic, webhook, gone, .. } = self.clone();
         drain.spawn(guards.follow(publish.guards, drain.clone(), gone.clone()));
         drain.spawn(webhook.report(publish.webhook, drain.clone(), gone.clone()));
+        drain.spawn(traffic.report(policy.clone(), publish.traffic, drain.clone(), gone.clone()));
         let under_way = UnderWay { policy, writes, history };
         drain.spawn(under_way.settle(timeout, publish.settled, drain.clone(), gone));
     }

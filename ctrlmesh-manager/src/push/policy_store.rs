@@ -1,4 +1,4 @@
-//! Stores the current policy of each pod, and the proxies' receipts.
+//! Stores the current policy of each pod, the proxies' receipts, and what else proxies report.
 //!
 //! Only the newest policy is kept, so slow readers delay nobody. A reader follows one node or one pod, and wakes for
 //! its changes only.
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
-use ctrlmesh_common::wire::WebhookState;
+use ctrlmesh_common::wire::{Traffic, WebhookState};
 use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
@@ -16,11 +16,14 @@ use crate::rules::pod::PodName;
 
 mod receipts;
 mod sidecar_webhooks;
+mod traffic;
 
 pub use receipts::Receipt;
 use receipts::Receipts;
 pub use sidecar_webhooks::SidecarWebhook;
 use sidecar_webhooks::SidecarWebhooks;
+pub use traffic::PodTraffic;
+use traffic::TrafficReports;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnrolledPod {
@@ -48,6 +51,7 @@ pub struct PolicyStore {
     namespaces: watch::Sender<BTreeSet<String>>,
     receipts: Receipts,
     sidecar_webhooks: SidecarWebhooks,
+    traffic: TrafficReports,
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +78,7 @@ impl Default for PolicyStore {
             namespaces: watch::Sender::default(),
             receipts,
             sidecar_webhooks,
+            traffic: TrafficReports::default(),
         }
     }
 }
@@ -163,6 +168,21 @@ impl PolicyStore {
         self.sidecar_webhooks.here()
     }
 
+    /// What the requests of pods have come to, of pods whose policies ask for it. By the proxy that serves a pod, or
+    /// else by the last one that did.
+    pub fn traffic(&self) -> BTreeMap<PodName, PodTraffic> {
+        self.traffic.newest()
+    }
+
+    pub fn traffic_here(&self) -> BTreeMap<PodName, PodTraffic> {
+        self.traffic.here()
+    }
+
+    /// Changes with what requests have come to.
+    pub fn traffic_changed(&self) -> watch::Receiver<u64> {
+        self.traffic.changes()
+    }
+
     /// Changes with every receipt, and with what node proxies say of webhooks.
     pub fn receipts_changed(&self) -> watch::Receiver<u64> {
         self.receipts.changes()
@@ -193,6 +213,29 @@ impl PolicyStore {
         }
     }
 
+    /// Takes what the proxy `by` reports to replica `at` of the requests of a pod; none: this one. Without counts, and
+    /// where the pod's policy asks for none, they are not kept.
+    pub fn receive_traffic(
+        &self,
+        at: Option<&Arc<str>>,
+        (pod, uid): (&PodName, &str),
+        by: &Arc<str>,
+        traffic: Option<Traffic>,
+    ) {
+        match traffic {
+            None => self.traffic.forget(at, pod, by),
+            Some(traffic) if self.find(pod, uid).is_some_and(|pod| pod.may_report_traffic()) => {
+                self.traffic.take(at, pod, by, PodTraffic { uid: uid.to_owned(), traffic });
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// The proxy `by` of a pod left this replica.
+    pub fn traffic_left(&self, pod: &PodName, by: &str) {
+        self.traffic.left(pod, by);
+    }
+
     /// What replica `at` has got of webhooks does not count any more.
     pub fn lose_webhooks(&self, at: &Arc<str>) {
         self.sidecar_webhooks.lose(at);
@@ -201,6 +244,7 @@ impl PolicyStore {
     /// Replica `at` is gone: its proxies count as disconnected from `now` on.
     pub fn lose(&self, at: &Arc<str>, now: SystemTime) {
         self.receipts.lose(at, now);
+        self.traffic.lose(at);
         self.lose_webhooks(at);
     }
 
@@ -215,6 +259,10 @@ impl PolicyStore {
         let is_there = |pod: &PodName, uid: &str| pods.by_name.get(pod).is_some_and(|one| one.uid == uid);
         self.receipts.keep(is_there);
         self.sidecar_webhooks.keep(is_there);
+        self.traffic.keep(|pod, uid| {
+            let pod = pods.by_name.get(pod).filter(|one| one.uid == uid);
+            pod.is_some_and(|pod| pod.may_report_traffic())
+        });
     }
 }
 
@@ -286,6 +334,11 @@ impl EnrolledPod {
     pub fn is_served_inside(&self) -> Option<bool> {
         let policy = self.policy.as_ref().filter(|policy| policy.operator.is_some());
         policy.map(|policy| policy.is_served_inside())
+    }
+
+    /// Without a policy, the proxy keeps one that is not known here.
+    fn may_report_traffic(&self) -> bool {
+        self.policy.as_ref().is_none_or(|policy| policy.policy.report_traffic)
     }
 
     fn subjects(&self) -> impl Iterator<Item = Subject> {

@@ -13,7 +13,7 @@ mod fence;
 mod lock;
 mod shard;
 
-pub use fence::{FencedWrite, Written, lapses, written};
+pub use fence::{FencedWrite, Written, is_write, lapses, written};
 pub use lock::{InFields, LockPlan, Rename};
 pub use shard::{NotOlderThan, goes_on_from, oldest_wanted};
 

@@ -1,4 +1,5 @@
-//! The states of pods, on their way to the manager: what guards have done, and whether calls to webhooks are taken.
+//! The states of pods, on their way to the manager: what guards have done, whether calls to webhooks are taken, and
+//! what requests come to.
 //!
 //! Each pod that is served publishes its states here. The stream to the manager sends what changed.
 
@@ -6,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ctrlmesh_common::wire::{GuardState, WebhookState};
+use ctrlmesh_common::wire::{GuardState, Traffic, WebhookState};
 use tokio::sync::watch;
 
 use super::PodName;
@@ -20,11 +21,17 @@ pub type GuardReports = PodReports<[GuardState]>;
 /// What becomes of the calls to the webhooks of all pods.
 pub type WebhookReports = PodReports<WebhookState>;
 
+/// What the requests of all pods come to.
+pub type TrafficReports = PodReports<Traffic>;
+
 /// Where the guards of one pod publish their states.
 pub type PublishGuards = PublishState<[GuardState]>;
 
 /// Where the webhook of one pod publishes its state.
 pub type PublishWebhook = PublishState<WebhookState>;
+
+/// Where the counts of one pod's requests are published.
+pub type PublishTraffic = PublishState<Traffic>;
 
 /// The state of one pod.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::api_servers::Servers;
 use super::settle::SettledPolicies;
 use super::store::{PodPolicies, Store};
-use super::{GuardReports, PodName, StoreError, Validities, WebhookReports};
+use super::{GuardReports, PodName, StoreError, TrafficReports, Validities, WebhookReports};
 use crate::manager_client::Endpoint;
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
@@ -74,6 +74,7 @@ pub struct Client {
     settled: SettledPolicies,
     guards: GuardReports,
     webhooks: WebhookReports,
+    traffic: TrafficReports,
     validities: Validities,
     /// While there is a stream.
     link: watch::Sender<Option<Link>>,
@@ -97,6 +98,8 @@ pub struct Subscription {
     pub guards: GuardReports,
     /// Whether calls to webhooks are taken is reported from here.
     pub webhooks: WebhookReports,
+    /// What requests come to is reported from here.
+    pub traffic: TrafficReports,
     /// Until when policies that lapse let writes pass.
     pub validities: Validities,
 }
@@ -135,7 +138,7 @@ pub fn follow(
     let (whole, is_whole) = watch::channel(false);
     let servers = Servers::open(&manager.state);
     let (settled, guards) = (SettledPolicies::default(), GuardReports::default());
-    let (webhooks, validities) = (WebhookReports::default(), Validities::default());
+    let (webhooks, traffic, validities) = (WebhookReports::default(), TrafficReports::default(), Validities::default());
     let followed = Subscription {
         policies: current,
         whole: is_whole,
@@ -143,6 +146,7 @@ pub fn follow(
         settled: settled.clone(),
         guards: guards.clone(),
         webhooks: webhooks.clone(),
+        traffic: traffic.clone(),
         validities: validities.clone(),
     };
     let client = Client {
@@ -155,6 +159,7 @@ pub fn follow(
         settled,
         guards,
         webhooks,
+        traffic,
         validities,
         link: watch::Sender::new(None),
         servers,
@@ -377,6 +382,7 @@ mod tests {
             settled: SettledPolicies::default(),
             guards: GuardReports::default(),
             webhooks: WebhookReports::default(),
+            traffic: TrafficReports::default(),
             validities: Validities::default(),
             link: watch::Sender::new(None),
             servers: Servers::open(&state),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ctrlmesh_common::policy::fault::ApiFaultKind;
 use ctrlmesh_request::decide;
-use ctrlmesh_request::decide::{LockPlan, Plan, Refusal, Rename};
+use ctrlmesh_request::decide::{LockPlan, Plan, Refusal};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use http::uri::PathAndQuery;
@@ -15,8 +15,6 @@ use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use crate::fault::MetFaults;
-use crate::guard::Probe;
 use crate::metrics::Outcome;
 use crate::net::body::Relay;
 use crate::policy::{Reading, Validity, Write};
@@ -26,6 +24,7 @@ use crate::serve::failure::{Abort, Failure};
 use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::LockedError;
+use crate::serve::pending::Pending;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply, RequestMetrics};
 use crate::serve::shaping::Shaped;
@@ -33,30 +32,12 @@ use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
 use crate::session::policy_view::BegunRequest;
+use crate::traffic::RequestKind;
 use crate::upstream::UsedConnection;
 use crate::watch::splice;
 use crate::watch::splice::RequestTemplate;
 use crate::watch::upgraded::UpgradedWatch;
 use crate::watch::{UnreadableFrames, Watch, WatchRequest};
-
-/// What the proxy needs of a request when its response comes.
-struct Pending {
-    rename: Option<Rename>,
-    /// Held while a list is read under the policy.
-    reading: Option<Reading>,
-    watch: Option<WatchRequest>,
-    /// Held until the API server answers.
-    write: Option<Write>,
-    /// Of a write that passes only while the policy is confirmed.
-    validity: Option<Validity>,
-    probe: Option<Probe>,
-    /// What is done to the answer.
-    faults: Option<Box<MetFaults>>,
-    is_list: bool,
-    /// Without a response timeout.
-    long_running: bool,
-    waits: WaitTime,
-}
 
 impl Session {
     pub(super) async fn exchange(
@@ -108,17 +89,18 @@ impl Session {
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
         let (request, mut pending) = self.prepare(request, info, target).await?;
-        if let Some(probe) = &mut pending.probe {
-            probe.sent();
-        }
+        let sent = pending.sent();
         let took = start.elapsed().saturating_sub(pending.waits.total());
-        let (write, faults) = (pending.write.take(), pending.faults.take());
         let long_running = pending.long_running;
-        let response = match &write {
-            None => match faults.as_deref().zip(pending.reading.as_ref()).filter(|(met, _)| met.is_stale_list()) {
-                None => self.send(&UsedConnection::default(), request, long_running, on_informational).await,
-                Some((met, reading)) => Box::pin(self.send_stale(request, info, target, reading.policy(), met)).await,
-            },
+        let response = match &pending.write {
+            None => {
+                match pending.faults.as_deref().zip(pending.reading.as_ref()).filter(|(met, _)| met.is_stale_list()) {
+                    None => self.send(&UsedConnection::default(), request, long_running, on_informational).await,
+                    Some((met, reading)) => {
+                        Box::pin(self.send_stale(request, info, target, reading.policy(), met)).await
+                    }
+                }
+            }
             Some(write) => {
                 // Much time may have passed since it was looked at first.
                 self.check_confirmed(pending.validity.as_ref(), info, target)?;
@@ -133,10 +115,8 @@ impl Session {
                 answered
             }
         }?;
-        drop(write);
-        if let Some(probe) = pending.probe.take() {
-            probe.answered(response.status());
-        }
+        pending.answered(response.status(), sent, &self.traffic);
+        let faults = pending.faults.take();
         for fault in faults.iter().flat_map(|met| met.on_answer()) {
             match fault {
                 ApiFaultKind::AnswerLost => return Err(Failure::AnswerLost),
@@ -185,6 +165,7 @@ impl Session {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
         let AdmittedRequest { begun, plan, probe, faults } = self.admitted(&request, info, target, &waits).await?;
+        let counted = RequestKind::of(&begun.policy, plan.as_ref(), info);
         let BegunRequest { mut reading, write, validity, .. } = begun;
         // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
@@ -194,10 +175,9 @@ impl Session {
             Some(reading) => Some(self.watch(&request, info, target, reading).await?),
             None => self.page(&request, info, target, reading.as_ref(), &waits).await?,
         };
-        let long_running = info.is_long_running();
-        let is_list = info.verb() == "list";
+        let (rename, long_running, is_list) = (None, info.is_long_running(), info.verb() == "list");
         let mut pending =
-            Pending { rename: None, reading, watch, write, validity, probe, faults, is_list, long_running, waits };
+            Pending { rename, reading, watch, write, validity, probe, counted, faults, is_list, long_running, waits };
         let Some(plan) = plan else { return Ok((request, pending)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -229,6 +209,7 @@ impl Session {
         if plan.is_for_lock().is_none() {
             self.admit_late(&renamed.request, info, target, renamed.holds_lock, pending).await?;
         }
+        pending.counted = pending.counted.filter(|_| !renamed.holds_lock);
         pending.rename = Some(plan.rename);
         Ok(renamed.request)
     }

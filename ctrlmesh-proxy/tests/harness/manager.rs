@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use ctrlmesh_common::wire::{self, Content, Hello, PodEntry, PodId, RenewRequest, Renewed, Report, Update, Verdict};
+use ctrlmesh_common::wire::{
+    self, Content, Hello, PodEntry, PodId, RenewRequest, Renewed, Report, TrafficReport, Update, Verdict,
+};
 use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
 use http_body_util::channel::{Channel, Sender};
@@ -102,6 +104,12 @@ impl Manager {
 }
 
 impl Stream {
+    /// Says that it takes reports on the states of pods. Counts only if nothing was sent before.
+    pub(crate) async fn take_states(&mut self) {
+        let update = Update { guard_reports: true, ..Update::default() };
+        self.updates.as_mut().unwrap().send_data(framed(&update)).await.unwrap();
+    }
+
     /// Sends the pod's policy.
     pub(crate) async fn send(&mut self, policy: &Value) {
         let policy = Bytes::from(policy.to_string());
@@ -117,6 +125,17 @@ impl Stream {
         match self.report().await.content {
             Some(Content::Verdict(verdict)) => verdict,
             other => panic!("{other:?} is no verdict"),
+        }
+    }
+
+    /// The next report on traffic. Verdicts before it are passed over.
+    pub(crate) async fn traffic(&mut self) -> TrafficReport {
+        loop {
+            match self.report().await.content {
+                Some(Content::Traffic(traffic)) => return traffic,
+                Some(Content::Verdict(verdict)) => assert_eq!(verdict.refused, ""),
+                other => panic!("{other:?} is no traffic"),
+            }
         }
     }
 

@@ -24,6 +24,7 @@ mod shutdown;
 mod silence;
 mod stale;
 mod streams;
+mod traffic;
 mod tunnels;
 mod unread;
 mod versions;

@@ -150,6 +150,39 @@ fn a_receipt_is_kept_for_the_pod_that_is_there() {
 }
 
 #[test]
+fn traffic_is_kept_while_the_policy_asks_and_wakes_no_reader_of_receipts() {
+    let store = PolicyStore::default();
+    let asking = |report_traffic| {
+        let policy = Policy { epoch: 1, report_traffic, ..Policy::default() };
+        let policy = CompiledPolicy::new(None, Some("ns/op".to_owned()), 1, policy);
+        EnrolledPod { policy: Some(Arc::new(policy)), ..notice("a", "one", 1) }
+    };
+    let (proxy, reported) = (Arc::from("proxy"), Traffic { requests: 7, ..Traffic::default() });
+    let receive = |pod: &str, uid: &str| store.receive_traffic(None, (&name(pod), uid), &proxy, Some(reported));
+    store.publish([asking(false)]);
+    receive("a", "uid-of-a");
+    assert!(store.traffic().is_empty(), "the policy does not ask");
+    store.publish([asking(true)]);
+    let (receipts, changes) = (store.receipts_changed(), store.traffic_changed());
+    receive("a", "old");
+    receive("b", "uid-of-b");
+    assert!(store.traffic().is_empty() && !changes.has_changed().unwrap());
+    receive("a", "uid-of-a");
+    let kept = PodTraffic { uid: "uid-of-a".to_owned(), traffic: reported };
+    assert_eq!(store.traffic(), BTreeMap::from([(name("a"), kept)]));
+    assert!(changes.has_changed().unwrap() && !receipts.has_changed().unwrap());
+    store.traffic_left(&name("a"), "proxy");
+    assert_eq!(store.traffic().len(), 1);
+    store.publish([asking(false)]);
+    assert!(store.traffic().is_empty());
+    store.publish([asking(true)]);
+    receive("a", "uid-of-a");
+    store.publish([]);
+    assert!(store.traffic().is_empty());
+    assert!(!receipts.has_changed().unwrap());
+}
+
+#[test]
 fn a_late_goodbye_does_not_undo_the_successors_receipt() {
     let store = PolicyStore::default();
     store.publish([notice("a", "one", 1)]);

@@ -32,7 +32,7 @@ pub(super) struct Delivery {
     pub(super) guards: Arc<[GuardState]>,
     /// What becomes of calls to the pod's webhook, if the proxy has said it.
     pub(super) webhook: Option<WebhookState>,
-    /// Reports on guards and webhook since then.
+    /// Reports on guards, webhook and requests since then.
     state_reports: (Instant, u32),
 }
 
@@ -40,8 +40,8 @@ pub(super) struct Delivery {
 #[derive(Debug)]
 pub(super) struct TooMany;
 
-/// Reports on the guards and the webhook of one pod in [`STATE_REPORTS_WITHIN`]. A proxy sends one of each a second at
-/// most; some may have waited.
+/// Reports on the guards, the webhook and the requests of one pod in [`STATE_REPORTS_WITHIN`]. A proxy sends one of
+/// each a second at most; some may have waited.
 const MOST_STATE_REPORTS: u32 = 64;
 
 const STATE_REPORTS_WITHIN: Duration = Duration::from_secs(10);
@@ -126,7 +126,8 @@ impl Delivery {
         Ok(is_new && (self.inside || self.has_verdict()))
     }
 
-    fn count_state_report(&mut self) -> Result<(), TooMany> {
+    /// Counts a report on a state, wherever the state is kept.
+    pub(super) fn count_state_report(&mut self) -> Result<(), TooMany> {
         let (since, count) = &mut self.state_reports;
         if since.elapsed() >= STATE_REPORTS_WITHIN {
             (*since, *count) = (Instant::now(), 0);

@@ -1,4 +1,4 @@
-//! Relays the receipts of this replica's proxies to the leader.
+//! Relays the receipts of this replica's proxies to the leader, and what else they report.
 //!
 //! A new connection begins with all receipts. Then changes follow as they come, and all receipts once a minute: moves
 //! of ownership wait for them. Of two receipts for one pod, that of a connected proxy wins, or else the later one.
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{self, PodId, Receipts, Relayed, WebhookReport, WebhookState};
+use ctrlmesh_common::wire::{self, PodId, Receipts, Relayed, TrafficReport, WebhookReport, WebhookState};
 use ctrlmesh_runtime::grpc::{Authorities, GrpcError, Peer};
 use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
@@ -23,12 +23,15 @@ use crate::cluster::backoff::Backoff;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
 use crate::push::identity::Identity;
-use crate::push::policy_store::{PolicyStore, Receipt, SidecarWebhook};
+use crate::push::policy_store::{PodTraffic, PolicyStore, Receipt, SidecarWebhook};
 use crate::rules::pod::PodName;
 use crate::telemetry;
 
 /// How long changes are gathered into one message at least.
 const GATHER: Duration = Duration::from_millis(5);
+
+/// The same for counts of requests, which change all the time.
+const GATHER_TRAFFIC: Duration = Duration::from_secs(1);
 
 /// How many times as long as looking for changes took: with thousands of pods, something is new all the time.
 const REST: u32 = 4;
@@ -94,6 +97,7 @@ impl ReceiptRelay {
                 Ok(ended.map(|_relayed| ())?)
             }
             () = feed(&self.store, &sender) => Ok(()),
+            () = feed_traffic(&self.store, &sender) => Ok(()),
         }
     }
 }
@@ -115,7 +119,7 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
             .map(|(pod, receipt)| message(pod, receipt))
             .collect();
         for receipts in chunks(news) {
-            if sender.send(Receipts { receipts, webhooks: Vec::new() }).await.is_err() {
+            if sender.send(Receipts { receipts, ..Receipts::default() }).await.is_err() {
                 return;
             }
         }
@@ -123,8 +127,7 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
         let webhooks = store.sidecar_webhooks_here();
         let all = std::mem::take(&mut is_again);
         for webhooks in webhook_news(&sent_webhooks, &webhooks, all).chunks(IN_ONE) {
-            let (receipts, webhooks) = (Vec::new(), webhooks.to_vec());
-            if sender.send(Receipts { receipts, webhooks }).await.is_err() {
+            if sender.send(Receipts { webhooks: webhooks.to_vec(), ..Receipts::default() }).await.is_err() {
                 return;
             }
         }
@@ -145,20 +148,67 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     }
 }
 
+/// Sends all counts of requests and then changes, until the channel closes.
+async fn feed_traffic(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
+    let mut changes = store.traffic_changed();
+    let (mut sent, mut is_again) = (BTreeMap::new(), false);
+    let mut again = time::interval_at(Instant::now() + AGAIN, AGAIN);
+    loop {
+        changes.mark_unchanged();
+        let now = store.traffic_here();
+        for traffic in traffic_news(&sent, &now, std::mem::take(&mut is_again)).chunks(IN_ONE) {
+            if sender.send(Receipts { traffic: traffic.to_vec(), ..Receipts::default() }).await.is_err() {
+                return;
+            }
+        }
+        sent = now;
+        tokio::select! {
+            ended = changes.changed() => {
+                if ended.is_err() {
+                    return;
+                }
+                time::sleep(GATHER_TRAFFIC).await;
+            }
+            _ = again.tick() => is_again = true,
+        }
+    }
+}
+
 /// What has changed of webhooks of pods with a sidecar; where `is_again`, all that there is.
 fn webhook_news(
     sent: &BTreeMap<PodName, SidecarWebhook>,
     now: &BTreeMap<PodName, SidecarWebhook>,
     is_again: bool,
 ) -> Vec<WebhookReport> {
-    let report = |(pod, said): (&PodName, &SidecarWebhook), state| {
-        let pod = Some(PodId::of(pod, &said.uid));
-        WebhookReport { pod, state }
+    let report = |(pod, said, is_there): (&PodName, &SidecarWebhook, bool)| {
+        let state = is_there.then(|| said.state.clone());
+        WebhookReport { pod: Some(PodId::of(pod, &said.uid)), state }
     };
-    let new = now.iter().filter(|(pod, said)| is_again || sent.get(*pod) != Some(*said));
-    let new = new.map(|(pod, said)| report((pod, said), Some(said.state.clone())));
-    let gone = sent.iter().filter(|(pod, _)| !now.contains_key(*pod)).map(|one| report(one, None));
-    gone.chain(new).collect()
+    news(sent, now, is_again).map(report).collect()
+}
+
+/// What has changed of the counts of requests; where `is_again`, all that there is.
+fn traffic_news(
+    sent: &BTreeMap<PodName, PodTraffic>,
+    now: &BTreeMap<PodName, PodTraffic>,
+    is_again: bool,
+) -> Vec<TrafficReport> {
+    let report = |(pod, counted, is_there): (&PodName, &PodTraffic, bool)| {
+        let traffic = is_there.then_some(counted.traffic);
+        TrafficReport { pod: Some(PodId::of(pod, &counted.uid)), traffic }
+    };
+    news(sent, now, is_again).map(report).collect()
+}
+
+/// What is gone and what has changed, and whether it is still there; where `is_again`, all that there is.
+fn news<'a, S: PartialEq>(
+    sent: &'a BTreeMap<PodName, S>,
+    now: &'a BTreeMap<PodName, S>,
+    is_again: bool,
+) -> impl Iterator<Item = (&'a PodName, &'a S, bool)> {
+    let new = now.iter().filter(move |(pod, one)| is_again || sent.get(*pod) != Some(*one));
+    let gone = sent.iter().filter(|(pod, _)| !now.contains_key(*pod));
+    gone.map(|(pod, one)| (pod, one, false)).chain(new.map(|(pod, one)| (pod, one, true)))
 }
 
 /// As many in each as one message takes, and at least one.
@@ -213,6 +263,7 @@ pub(super) async fn take(
             Ok(Some(message)) => {
                 message.receipts.into_iter().for_each(|receipt| receive(&push, &from, receipt));
                 message.webhooks.into_iter().for_each(|webhook| receive_webhook(&push, &from, webhook));
+                message.traffic.into_iter().for_each(|traffic| receive_traffic(&push, &from, traffic));
             }
             Ok(None) => break Ok(()),
             Err(status) => break Err(status),
@@ -227,6 +278,11 @@ pub(super) async fn take(
 fn receive_webhook(push: &PushService, from: &Arc<str>, WebhookReport { pod, state }: WebhookReport) {
     let Some(pod) = pod else { return };
     push.store.receive_webhook(Some(from), (&pod.pod_name(), &pod.uid), from, state.map(WebhookState::truncated));
+}
+
+fn receive_traffic(push: &PushService, from: &Arc<str>, TrafficReport { pod, traffic }: TrafficReport) {
+    let Some(pod) = pod else { return };
+    push.store.receive_traffic(Some(from), (&pod.pod_name(), &pod.uid), from, traffic);
 }
 
 fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {

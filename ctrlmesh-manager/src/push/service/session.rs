@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{Content, Hello, MAX_KNOWN, PodEntry, PodId, PolicySummary, Report, Update};
+use ctrlmesh_common::wire::{Content, Hello, MAX_KNOWN, PodEntry, PodId, PolicySummary, Report, TrafficReport, Update};
 use futures::StreamExt as _;
 use futures::stream::Map;
 use tokio::sync::{mpsc, watch};
@@ -213,6 +213,7 @@ impl Session {
             Some(Content::Verdict(verdict)) => verdict.pod.clone().unwrap_or_default(),
             Some(Content::Guards(guards)) => guards.pod.clone().unwrap_or_default(),
             Some(Content::Webhook(webhook)) => webhook.pod.clone().unwrap_or_default(),
+            Some(Content::Traffic(traffic)) => traffic.pod.clone().unwrap_or_default(),
             Some(Content::Hello(_)) => {
                 let status = Status::invalid_argument("only the first report is a hello");
                 return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
@@ -223,7 +224,7 @@ impl Session {
         let delivery = self.delivered.get_mut(&pod);
         let Some(delivery) = delivery.filter(|delivery| of.uid.is_empty() || of.uid == delivery.uid) else {
             // States decide nothing. The proxy may have kept a policy that cannot be compiled now.
-            if self.gone.has(&of) || matches!(report.content, Some(Content::Guards(_) | Content::Webhook(_))) {
+            if self.gone.has(&of) || !matches!(report.content, Some(Content::Verdict(_))) {
                 return Ok(());
             }
             let status = Status::permission_denied("the report is on a pod of which the proxy was sent no policy");
@@ -233,6 +234,12 @@ impl Session {
             Some(Content::Verdict(verdict)) => delivery.take_verdict(verdict, &pod, &self.push),
             Some(Content::Guards(guards)) => delivery.take_guards(guards.states),
             Some(Content::Webhook(webhook)) => delivery.take_webhook(webhook.state),
+            Some(Content::Traffic(TrafficReport { traffic, .. })) => delivery.count_state_report().map(|()| {
+                if self.reader.speaks_for(delivery.inside) {
+                    self.push.store.receive_traffic(None, (&pod, &delivery.uid), &self.by, traffic);
+                }
+                false
+            }),
             _ => Ok(false),
         };
         let refuse = |TooMany| {
@@ -364,6 +371,7 @@ impl Session {
         }
         for pod in self.delivered.keys() {
             self.receipt(pod, false);
+            self.push.store.traffic_left(pod, &self.by);
         }
     }
 }

@@ -80,7 +80,8 @@ pub(super) fn check(policy: &Policy, request: &RequestInfo<'_>) -> Result<Option
     }
 }
 
-fn is_write(request: &RequestInfo<'_>) -> bool {
+/// Whether `request` may write an object. To connect to a pod, service or node is no write.
+pub fn is_write(request: &RequestInfo<'_>) -> bool {
     request.is_resource_request()
         && matches!(request.verb(), "create" | "update" | "patch" | "delete" | "deletecollection")
         && !(request.api_group().is_empty() && CONNECTS.contains(&request.subresource()))

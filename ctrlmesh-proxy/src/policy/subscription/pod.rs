@@ -10,7 +10,7 @@ use super::Subscription;
 use crate::metrics::Metrics;
 use crate::policy::enforce::show;
 use crate::policy::settle::Publish;
-use crate::policy::{Current, PodName, PublishGuards, PublishWebhook, Validity};
+use crate::policy::{Current, PodName, PublishGuards, PublishTraffic, PublishWebhook, Validity};
 
 /// What one pod is served by.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub struct Publications {
     pub guards: PublishGuards,
     /// What becomes of calls to its webhook.
     pub webhook: PublishWebhook,
+    /// What its requests come to.
+    pub traffic: PublishTraffic,
 }
 
 /// Waits for the policy of `pod`, and follows it until shutdown. Nothing may be served before: a request that passes
@@ -55,7 +57,8 @@ pub fn policy_now(
     // First, so that no policy after the one that is read here is acknowledged before it is settled.
     let settled = followed.settled.begin(pod.clone());
     let (guards, webhook) = (followed.guards.begin(pod.clone()), followed.webhooks.begin(pod.clone()));
-    let publish = Publications { settled, guards, webhook };
+    let traffic = followed.traffic.begin(pod.clone());
+    let publish = Publications { settled, guards, webhook, traffic };
     let validity = followed.validities.of(&pod);
     let mut policies = followed.policies;
     let first = policies.borrow_and_update().get(&pod)?.policy.clone();
@@ -96,7 +99,7 @@ mod tests {
     use super::*;
     use crate::policy::settle::SettledPolicies;
     use crate::policy::store::PodPolicies;
-    use crate::policy::{GuardReports, Validities, WebhookReports};
+    use crate::policy::{GuardReports, TrafficReports, Validities, WebhookReports};
 
     #[tokio::test]
     async fn an_equal_policy_is_no_change() {
@@ -114,6 +117,7 @@ mod tests {
             settled: SettledPolicies::default(),
             guards: GuardReports::default(),
             webhooks: WebhookReports::default(),
+            traffic: TrafficReports::default(),
             validities: Validities::default(),
         };
         let PodSubscription { policy: mut current, publish: _publish, .. } =

@@ -1,8 +1,10 @@
-//! Reports to the manager what guards have done, and whether calls to webhooks are taken.
+//! Reports to the manager what guards have done, whether calls to webhooks are taken, and what requests come to.
 
 use std::sync::Arc;
 
-use ctrlmesh_common::wire::{Content, GuardReport, GuardState, PodId, Report, WebhookReport, WebhookState};
+use ctrlmesh_common::wire::{
+    Content, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport, WebhookReport, WebhookState,
+};
 use tokio::sync::mpsc;
 
 use super::Client;
@@ -14,10 +16,11 @@ use crate::policy::store::PodPolicies;
 type ContentOf<S> = fn(PodId, Option<&S>) -> Content;
 
 impl Client {
-    /// Reports the states of guards and webhooks, and then each change, until the stream ends.
+    /// Reports the states of all pods, and then each change, until the stream ends.
     pub(super) fn report_states(&self, reports: &mpsc::Sender<Report>) {
         self.report(&self.guards, guard_report, reports.clone());
         self.report(&self.webhooks, webhook_report, reports.clone());
+        self.report(&self.traffic, traffic_report, reports.clone());
     }
 
     fn report<S: ?Sized + Send + Sync + 'static>(
@@ -52,6 +55,10 @@ fn guard_report(pod: PodId, states: Option<&[GuardState]>) -> Content {
 
 fn webhook_report(pod: PodId, state: Option<&WebhookState>) -> Content {
     Content::Webhook(WebhookReport { pod: Some(pod), state: state.cloned() })
+}
+
+fn traffic_report(pod: PodId, traffic: Option<&Traffic>) -> Content {
+    Content::Traffic(TrafficReport { pod: Some(pod), traffic: traffic.copied() })
 }
 
 /// What is not in `sent` yet, of pods that the manager has sent policies of. A pod that has no state any more is

@@ -10,7 +10,7 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::policy::{Limit, Policy, Redirect};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
-use ctrlmesh_common::wire::{Hello, PodId};
+use ctrlmesh_common::wire::{Hello, PodId, Traffic};
 use ctrlmesh_manager::admission::placement::Placement;
 use ctrlmesh_manager::ca::authority::Names;
 use ctrlmesh_manager::ca::recovery::LeaseWatch;
@@ -262,6 +262,12 @@ impl Bed {
         };
         drain.spawn(relay.run());
         (store, leader)
+    }
+
+    /// What the pod's requests have come to.
+    pub(crate) fn traffic(&self, pod: &TestPod) -> Option<Traffic> {
+        let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        self.store.traffic().remove(&name).map(|one| one.traffic)
     }
 
     /// What the pod's proxy said last.

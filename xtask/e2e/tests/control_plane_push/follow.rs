@@ -4,8 +4,8 @@ use std::fs;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use ctrlmesh_common::policy::Lock;
-use ctrlmesh_common::wire::{Content, Report, Verdict};
+use ctrlmesh_common::policy::{Lock, Policy};
+use ctrlmesh_common::wire::{Content, Report, Traffic, TrafficReport, Verdict};
 use ctrlmesh_manager::push::policy_store::Receipt;
 use ctrlmesh_manager::rules::pod::PodName;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -266,6 +266,39 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn the_leader_learns_what_requests_have_come_to() {
+    let bed = Bed::new().await;
+    let pods = [bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await];
+    let manager = token::pod(&bed.client, &bed.namespace, "manager-1", "manager", "node-a").await;
+    let token = bed.path("manager-token");
+    fs::write(&token, manager.token(&bed.client, AUDIENCE).await).unwrap();
+    let asking = || Policy { report_traffic: true, ..policy(1, "a=1") };
+    let all = [(&pods[0], "node-a", asking()), (&pods[1], "node-b", asking())];
+    bed.publish(&all);
+    let (store, _leader) = bed.other_replica(&token).await;
+    store.publish(notices_of(&all));
+
+    // One proxy follows the leader.
+    let mut stream = bed.follow(&pods[0].token(&bed.client, AUDIENCE).await, of_pod(&pods[0])).await.unwrap();
+    let entry = stream.update().await.policies.remove(0);
+    let traffic = |requests| Traffic { since: 1, requests, ..Traffic::default() };
+    let report = TrafficReport { pod: entry.pod.clone(), traffic: Some(traffic(3)) };
+    stream.reports.send(Report { content: Some(Content::Traffic(report)) }).await.unwrap();
+    let name = |pod: &TestPod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
+    let known = |pod: &TestPod| bed.traffic(pod).map(|traffic| traffic.requests);
+    until("the leader to know", || known(&pods[0]) == Some(3)).await;
+
+    // The other's counts are relayed.
+    for requests in [5, 8] {
+        store.receive_traffic(None, (&name(&pods[1]), &pods[1].uid), &"proxy".into(), Some(traffic(requests)));
+        until("the leader to know", || known(&pods[1]) == Some(requests)).await;
+    }
+    store.receive_traffic(None, (&name(&pods[1]), &pods[1].uid), &"proxy".into(), None);
+    until("the leader to forget", || known(&pods[1]).is_none()).await;
+    assert_eq!(known(&pods[0]), Some(3));
 }
 
 /// What a proxy says of a policy, and what it is told of the pod, may cross.

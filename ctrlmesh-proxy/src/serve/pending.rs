@@ -1,0 +1,54 @@
+//! What the proxy needs of a request when its response comes.
+
+use ctrlmesh_request::decide::Rename;
+use http::StatusCode;
+use tokio::time::Instant;
+
+use crate::fault::MetFaults;
+use crate::guard::Probe;
+use crate::policy::{Reading, Validity, Write};
+use crate::serve::wait_time::WaitTime;
+use crate::traffic::{PodTraffic, RequestKind};
+use crate::watch::WatchRequest;
+
+/// A request that may be sent, or was.
+pub(super) struct Pending {
+    pub(super) rename: Option<Rename>,
+    /// Held while a list is read under the policy.
+    pub(super) reading: Option<Reading>,
+    pub(super) watch: Option<WatchRequest>,
+    /// Held until the API server answers.
+    pub(super) write: Option<Write>,
+    /// Of a write that passes only while the policy is confirmed.
+    pub(super) validity: Option<Validity>,
+    pub(super) probe: Option<Probe>,
+    /// As what it counts, where it does.
+    pub(super) counted: Option<RequestKind>,
+    /// What is done to the answer.
+    pub(super) faults: Option<Box<MetFaults>>,
+    pub(super) is_list: bool,
+    /// Without a response timeout.
+    pub(super) long_running: bool,
+    pub(super) waits: WaitTime,
+}
+
+impl Pending {
+    /// It is about to be sent. Returns when, where it counts.
+    pub(super) fn sent(&mut self) -> Option<Instant> {
+        if let Some(probe) = &mut self.probe {
+            probe.sent();
+        }
+        self.counted.map(|_| Instant::now())
+    }
+
+    /// The API server has sent the head of its answer.
+    pub(super) fn answered(&mut self, status: StatusCode, sent: Option<Instant>, traffic: &PodTraffic) {
+        self.write = None;
+        if let Some((kind, sent)) = self.counted.zip(sent) {
+            traffic.answered(kind, status, sent);
+        }
+        if let Some(probe) = self.probe.take() {
+            probe.answered(status);
+        }
+    }
+}
