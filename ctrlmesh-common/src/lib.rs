@@ -25,5 +25,7 @@ pub mod api;
 pub mod policy;
 #[cfg(feature = "api")]
 pub mod share;
+#[cfg(feature = "api")]
+pub mod rollout;
 #[cfg(feature = "wire")]
 pub mod wire;

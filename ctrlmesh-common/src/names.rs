@@ -51,9 +51,11 @@ pub mod label {
     pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
     /// On pods of a StatefulSet, set by Kubernetes: their own name.
     pub const STATEFULSET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
+    /// Kubernetes' own: the name of the revision that a pod of a `StatefulSet` was made from.
+    pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
 }
 
-/// Keys of annotations: on pods, the last three on roots and `CircuitBreakers`.
+/// Keys of annotations: on pods, the last four on roots and `CircuitBreakers`.
 pub mod annotation {
     /// How connections reach the proxy: `ebpf`, `env` or `kubeconfig`.
     pub const INTERCEPTION: &str = "ctrlmesh.kusionstack.io/interception";
@@ -76,10 +78,17 @@ pub mod annotation {
     pub const SKIP_HANDBACK: &str = "ctrlmesh.kusionstack.io/skip-handback";
     /// On a root, in a dry run: the fence in the API server refuses it, and says what it enforces. Never stored.
     pub const FENCE_PROBE: &str = "ctrlmesh.kusionstack.io/fence-probe";
+    /// On a root with `rollout`: what to do with a revision, as `promote REVISION`, `promote-full REVISION` or
+    /// `abort REVISION`. A space and any text may follow. Each new value is carried out once.
+    pub const ROLLOUT: &str = "ctrlmesh.kusionstack.io/rollout";
     /// On a `CircuitBreaker`: the name of a rule whose breaker closes and whose bucket is filled. A space and any text
     /// may follow the name. Each new value resets the rule once.
     pub const RESET_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/reset";
 }
+
+/// The condition of a pod, and its readiness gate, that says whether its version is promoted. Pods of a root with
+/// `rollout` have the gate.
+pub const PROMOTED: &str = "ctrlmesh.kusionstack.io/promoted";
 
 /// `ConfigMaps` that hold a CA, one of each in every namespace with enrolled pods, and their keys.
 pub mod root_ca {
@@ -214,6 +223,16 @@ pub fn shard(prefix: &str, id: usize) -> Result<String, TooLong> {
     if name.len() > MAX_SHARD_BYTES { Err(TooLong { name, max: MAX_SHARD_BYTES }) } else { Ok(name) }
 }
 
+/// The second name of a root's shard. Two versions of an operator never share a shard: the pods of one are of the
+/// shards with the first names, and those of the next version of the shards with the second ones.
+///
+/// # Errors
+/// As of [`shard`].
+pub fn second_shard(prefix: &str, id: usize) -> Result<String, TooLong> {
+    let name = format!("{prefix}-{id}-second");
+    if name.len() > MAX_SHARD_BYTES { Err(TooLong { name, max: MAX_SHARD_BYTES }) } else { Ok(name) }
+}
+
 /// The name of the shard's own leader-election lock; no object is called so where it has more than
 /// [`MAX_SUBDOMAIN_BYTES`].
 pub fn lock(leader_election_name: &str, shard: &str) -> String {
@@ -276,6 +295,7 @@ mod tests {
         // Kubernetes' own.
         assert_eq!(label::POD_TEMPLATE_HASH, "pod-template-hash");
         assert_eq!(label::STATEFULSET_POD_NAME, "statefulset.kubernetes.io/pod-name");
+        assert_eq!(label::CONTROLLER_REVISION_HASH, "controller-revision-hash");
     }
 
     #[test]
@@ -304,13 +324,14 @@ mod tests {
     fn shards_are_called_as_the_predecessors_call_them() {
         assert_eq!(shard("op", 0).as_deref(), Ok("op-0-canary"));
         assert_eq!(shard("op", 12).as_deref(), Ok("op-12-normal"));
+        assert_eq!(second_shard("op", 12).as_deref(), Ok("op-12-second"));
         assert_eq!(lock("op-lock", "op-12-normal"), "op-lock---op-12-normal");
     }
 
     #[test]
     fn a_name_with_the_longest_prefix_is_a_label_value() {
         let longest = "p".repeat(MAX_PREFIX_BYTES);
-        assert!((0..=32).all(|id| shard(&longest, id).is_ok()));
+        assert!((0..=32).all(|id| shard(&longest, id).is_ok() && second_shard(&longest, id).is_ok()));
         let error = shard(&"p".repeat(MAX_PREFIX_BYTES + 1), 32).unwrap_err();
         assert_eq!((error.name.len(), error.max), (64, 63));
         assert!(error.to_string().ends_with("has 64 bytes, at most 63 are allowed"), "{error}");

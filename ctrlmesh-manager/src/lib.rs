@@ -16,6 +16,7 @@ pub mod ca;
 pub mod config;
 pub mod admission;
 pub mod push;
+pub mod rollout;
 pub mod install;
 pub mod app;
 mod command;

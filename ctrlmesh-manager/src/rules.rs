@@ -2,6 +2,8 @@
 
 pub mod object_name;
 pub mod pod;
+pub mod workload;
+pub mod metric;
 pub mod validate;
 pub mod pod_selection;
 pub mod breaker;
@@ -12,4 +14,5 @@ pub mod label_coverage;
 pub mod manifest;
 pub mod fenced;
 pub mod evidence;
+pub mod rollout;
 pub mod compile;

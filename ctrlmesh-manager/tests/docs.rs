@@ -13,6 +13,7 @@ use serde_json::Value;
 const METRICS: &str = include_str!("../../docs/reference/metrics.md");
 const FAULTS: &str = include_str!("../../docs/faults.md");
 const GUARDS: &str = include_str!("../../docs/guards.md");
+const CANARY_UPGRADE: &str = include_str!("../../docs/canary-upgrade.md");
 const SHARDING_CONFIG: &str = include_str!("../../docs/sharding-config.md");
 
 /// What stands in backquotes; examples are fenced, and do not count.
@@ -71,6 +72,13 @@ fn check_examples(page: &str, kind: &str) -> Result<usize> {
 #[test]
 fn the_shards_in_the_docs_are_valid() -> Result<()> {
     ensure!(check_examples(SHARDING_CONFIG, "ShardingConfig")? > 2);
+    Ok(())
+}
+
+#[test]
+fn the_metrics_of_a_rollout_in_the_docs_are_valid() -> Result<()> {
+    let (_, section) = CANARY_UPGRADE.split_once("### Metrics of your own").context("no section of metrics")?;
+    ensure!(check_examples(section, "ShardingConfig")? == 1);
     Ok(())
 }
 

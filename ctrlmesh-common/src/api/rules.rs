@@ -49,6 +49,46 @@ pub(super) const STATE_AGE: &str = "self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|
 /// What [`STATE_AGE`] says where it does not hold.
 pub(super) const STATE_AGE_MESSAGE: &str = "must be a duration from 1s to 1m";
 
+/// Rule of the interval of an analysis. Proxies report what they have seen every 10 s.
+pub(super) const ANALYSIS_INTERVAL: &str = "self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') \
+     && duration(self) >= duration('10s') && duration(self) <= duration('10m')";
+
+/// What [`ANALYSIS_INTERVAL`] says where it does not hold.
+pub(super) const ANALYSIS_INTERVAL_MESSAGE: &str = "must be a duration from 10s to 10m";
+
+/// Rule of the address of a Prometheus server.
+pub(super) const METRIC_ADDRESS: &str =
+    r"self.matches('^http://([-A-Za-z0-9.]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[-A-Za-z0-9._~/%]*)?$')";
+
+/// What [`METRIC_ADDRESS`] says where it does not hold.
+pub(super) const METRIC_ADDRESS_MESSAGE: &str =
+    "must be an http URL without user, query and fragment, such as http://prometheus.monitoring.svc:9090";
+
+/// Rule of a query: whatever begins with two braces is a placeholder that is replaced.
+pub(super) const METRIC_QUERY: &str =
+    "self.matches('^([^{]|[{]([^{]|$)|[{][{](revision|promoted|namespace|root|pods)[}][}])*$')";
+
+/// What [`METRIC_QUERY`] says where it does not hold.
+pub(super) const METRIC_QUERY_MESSAGE: &str =
+    "may have the placeholders {{revision}}, {{promoted}}, {{namespace}}, {{root}} and {{pods}}, and no others";
+
+/// Pattern of a decimal number.
+pub(super) const DECIMAL: &str = r"^-?[0-9]+(\.[0-9]+)?$";
+
+/// Rule of a range of numbers that restricts something.
+pub(super) const HAS_BOUND: &str = "has(self.min) || has(self.max)";
+
+/// What [`HAS_BOUND`] says where it does not hold.
+pub(super) const HAS_BOUND_MESSAGE: &str = "min: at least one of min and max is required";
+
+/// Rule of a range of numbers that any number can be in. What is no number breaks [`DECIMAL`].
+pub(super) const ORDERED_RANGE: &str = "!has(self.min) || !has(self.max) \
+     || !self.min.matches('^-?[0-9]+([.][0-9]+)?$') || !self.max.matches('^-?[0-9]+([.][0-9]+)?$') \
+     || double(self.min) <= double(self.max)";
+
+/// What [`ORDERED_RANGE`] says where it does not hold.
+pub(super) const ORDERED_RANGE_MESSAGE: &str = "min: must not be greater than max";
+
 /// Pattern of a file's name: no folder, and neither `.` nor `..`.
 pub(super) const FILE_NAME: &str = r"^([^/.]|\.[^/.]|\.\.[^/])[^/]*$";
 

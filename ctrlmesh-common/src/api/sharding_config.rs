@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LabelSelector, Webhook, rules};
+use super::{LabelSelector, Rollout, RolloutStatus, Webhook, rules};
 use crate::ownership::{MAX_EPOCH, Ownership};
 use crate::resource::ResourceMatch;
 
@@ -155,6 +155,10 @@ pub struct RelatedResources {
         .message("auto: exactly one of auto and manual is required, unless disable is true"),
     validation = Rule::new("!has(self.auto) || self.auto.shardingSize + (has(self.canary) && has(self.canary.inShardHash) ? size(self.canary.inShardHash) : 0) <= 32")
         .message("auto.shardingSize: at most the number of hashes that canary.inShardHash leaves of 32"),
+    validation = Rule::new("!has(self.rollout) || !has(self.fence) || self.fence != 'Off'")
+        .message("rollout: needs fence Server or Proxy; without a fence, what moves could have two writers"),
+    validation = Rule::new("!has(self.rollout) || !has(self.rollout.steps) || !self.rollout.steps.exists(step, has(step.percent) && step.percent == 100) || self.rollout.steps.filter(step, has(step.percent) && step.percent == 100).size() == 1 && has(self.rollout.steps[size(self.rollout.steps) - 1].percent) && self.rollout.steps[size(self.rollout.steps) - 1].percent == 100")
+        .message("rollout.steps: only the last step may say 100 percent"),
     validation = Rule::new(rules::EVERY_SLOT_ONCE)
         .message("manual: every hash \"0\" to \"31\" must be in exactly one shard's hashes, or in canary.inShardHash")
 )]
@@ -162,8 +166,8 @@ pub struct Root {
     /// Stops making and changing shards; those that are there stay as they are. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable: Option<bool>,
-    /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`. At most 53
-    /// characters, because pods carry the whole name as a label.
+    /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`, and with `rollout`
+    /// `<prefix>-<id>-second`, too. At most 53 characters, because pods carry the whole name as a label.
     #[schemars(length(min = 1, max = 53), regex(pattern = rules::SUBDOMAIN))]
     pub prefix: String,
     /// The `StatefulSet`, in this namespace, whose pods are divided among the shards, by ordinal. Absent
@@ -198,6 +202,10 @@ pub struct Root {
     /// Absent: `Splice`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_loss: Option<OnLoss>,
+    /// How a new version of the operator is tried. Absent: it owns what its pods' shards own from the start. Needs the
+    /// fence `Server` or `Proxy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Rollout>,
 }
 
 impl Root {
@@ -319,8 +327,9 @@ pub struct ShardingConfigStatus {
     #[schemars(length(max = 64))]
     pub changed_at: Option<String>,
     /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong), of a
-    /// root Settled (no ownership is on its way), and with a webhook `WebhookRouted` (its reviews reach the owners).
-    /// Absent or empty until the manager has seen it.
+    /// root Settled (no ownership is on its way), and with a webhook `WebhookRouted` (its reviews reach the owners). Of
+    /// a root with `rollout` Progressing (a version is tried), Analysing (it is compared), Promoted (none is tried),
+    /// and `RolledBack` (the last one failed). Absent or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -331,6 +340,9 @@ pub struct ShardingConfigStatus {
     /// divided nothing yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ownership: Option<Ownership>,
+    /// How the versions of a root's operator stand. Absent: the root has no `rollout`, or no pod yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
     /// The pods of the shard. Absent or empty: it has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]

@@ -98,10 +98,13 @@ pub fn inject(
         }
         Err(why) => return response.deny(why),
     };
-    let injected = match inject::inject(&pod, shard, settings) {
+    let mut injected = match inject::inject(&pod, shard, settings) {
         Ok(injected) => injected,
         Err(refusal) => return response.deny(refusal.to_string()),
     };
+    if shard.is_some_and(|shard| pod_shard::has_rollout(&member, shard, snapshot)) {
+        inject::add_readiness_gate(&mut injected);
+    }
     let response = patched(response, object, &injected);
     let Some(shard) = shard else {
         // Its ShardingConfig may come later. Until then the pod sees nothing.

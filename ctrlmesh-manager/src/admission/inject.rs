@@ -10,8 +10,8 @@
 
 use std::str::FromStr;
 
-use ctrlmesh_common::names::{annotation, label, sidecar as proxy};
-use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, ResourceRequirements};
+use ctrlmesh_common::names::{self, annotation, label, sidecar as proxy};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodReadinessGate, PodSpec, ResourceRequirements};
 use serde::Deserialize;
 
 mod sidecar;
@@ -156,6 +156,14 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Res
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(annotation::INJECTED.to_owned(), "true".to_owned());
     Ok(pod)
+}
+
+/// Keeps the pod from being Ready until its version is promoted. Other readiness gates stay.
+pub fn add_readiness_gate(pod: &mut Pod) {
+    let gates = pod.spec.get_or_insert_default().readiness_gates.get_or_insert_default();
+    if gates.iter().all(|gate| gate.condition_type != names::PROMOTED) {
+        gates.push(PodReadinessGate { condition_type: names::PROMOTED.to_owned() });
+    }
 }
 
 fn parsed<T: for<'de> Deserialize<'de>>(annotation: &'static str, text: &str) -> Result<T, Refusal> {

@@ -5,18 +5,14 @@
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ShardingConfig};
-use ctrlmesh_common::names::MANAGER_STATE;
 use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_runtime::sync::lock;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
-use kube::runtime::events::Recorder;
 use tokio::sync::watch;
-use tokio::time;
 use tracing::warn;
 
 use crate::admission::webhook::Route;
@@ -26,30 +22,31 @@ use crate::cluster::cache::Cache;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::evidence::{EvidenceFollower, InForce};
 use crate::cluster::plan::{self, Plan, Plans};
-use crate::labels::migration::{Migration, MigrationMetrics, MigrationNotice};
-use crate::labels::{AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, ObjectCounts, Progress, RateLimit};
+use crate::labels::migration::{MigrationMetrics, MigrationNotice};
+use crate::labels::{CurrentProgress, LabelMetrics, ObjectCounts};
 use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
 use crate::ownership::FenceKeeper;
 use crate::ownership::fence_state::{self, FenceStates, States};
 use crate::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
-use crate::rules::label_scheme::Scheme;
+use crate::rollout::controller::RolloutController;
 use crate::rules::pod::{Member, PodName};
+use crate::rules::rollout::Decisions;
 use crate::status::cluster_writer::ClusterWriter;
-use crate::status::compute::{Contact, Unlabelled};
+use crate::status::compute::Contact;
 use crate::status::rules_writer::RulesWriter;
 use crate::status::status_writer::StatusWriter;
 use crate::telemetry;
 
+mod labels;
 mod webhook_routes;
+
+use labels::{LabelState, keep_labels, migrate_labels};
 
 const REPORTER: &str = "ctrlmesh-manager";
 
 /// Path of the labelling webhook.
 const LABEL: &str = "/label";
-
-/// How long labelling waits for the scheme in the `ManagerState`. An older definition never stores it.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts all controllers, and returns the webhook routes.
 ///
@@ -82,17 +79,20 @@ pub(super) fn start(
         counts: ObjectCounts::default(),
     };
     let reported = labels.clone();
+    let decisions = watch::Sender::default();
     let control = ClusterWriter {
         client: context.client.clone(),
         recorder: EventRecorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || receipts.contacts(),
         labels: move |configs: &[ShardingConfig]| (reported.unlabelled(), reported.progress.coverages(configs)),
         fences: context.fences.subscribe(),
+        rollouts: decisions.subscribe(),
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
     drain.spawn_until_started(rules_writer::<CircuitBreaker>(context, &plans, &labels).run());
     drain.spawn_until_started(rules_writer::<FaultInjection>(context, &plans, &labels).run());
+    try_versions(context, &plans, &labels, decisions);
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
@@ -100,6 +100,20 @@ pub(super) fn start(
     migrate_labels(context, labels.clone(), plans.clone(), status_writer, migration_metrics);
     keep_labels(context, background, labels, label_metrics);
     webhook_routes::routes(context, &plans, &cache)
+}
+
+/// Tries new versions of operators, while this replica leads.
+fn try_versions(context: &Context, plans: &Plans, labels: &LabelState, decisions: watch::Sender<Arc<Decisions>>) {
+    let controller = RolloutController {
+        client: context.client.clone(),
+        plans: plans.clone(),
+        store: Arc::clone(&context.store),
+        objects: labels.counts.clone(),
+        decisions,
+        leadership: context.leadership.clone(),
+        drain: context.drain.clone(),
+    };
+    context.drain.spawn_until_started(controller.run());
 }
 
 /// Keeps the fences in the API server, and asks what they enforce, while this replica leads.
@@ -170,50 +184,6 @@ fn follower(
     }
 }
 
-/// What labelling and migration share.
-#[derive(Clone)]
-struct LabelState {
-    cache: Arc<Cache>,
-    progress: CurrentProgress,
-    notice: MigrationNotice,
-    counts: ObjectCounts,
-}
-
-impl LabelState {
-    /// What is wrong with labels. Objects that no shard owns come first.
-    fn unlabelled(&self) -> Option<Unlabelled> {
-        let left = self.progress.left().map(Unlabelled::Some);
-        left.or_else(|| self.notice.get().map(Unlabelled::Beside))
-    }
-}
-
-/// Migrates labels, while this replica leads.
-fn migrate_labels(
-    context: &Context,
-    labels: LabelState,
-    plans: Plans,
-    status_writer: StatusWriter,
-    metrics: MigrationMetrics,
-) {
-    let receipts = ReceiptCache::by(&context.store);
-    let migration = Migration {
-        client: context.client.clone(),
-        namespace: context.args.namespace.clone(),
-        wanted: context.labelling.clone(),
-        keeps_former: context.args.keep_former_labels,
-        cache: labels.cache,
-        plans,
-        contacts: move || receipts.contacts(),
-        current: labels.progress,
-        leadership: context.leadership.clone(),
-        status_writer,
-        recorder: Recorder::new(context.client.clone(), REPORTER.into()),
-        metrics,
-        notice: labels.notice,
-    };
-    context.drain.spawn_until_started(migration.run());
-}
-
 fn replica_list(context: &Context, status_writer: StatusWriter) -> ReplicaList {
     ReplicaList {
         status_writer,
@@ -223,68 +193,6 @@ fn replica_list(context: &Context, status_writer: StatusWriter) -> ReplicaList {
         replica: context.args.replica(),
         grpc: context.grpc,
         leadership: context.leadership.clone(),
-    }
-}
-
-/// Labels objects by the current scheme, while this replica leads.
-fn keep_labels(context: &Context, background: Client, labels: LabelState, metrics: LabelMetrics) {
-    let (this, mut leadership) = (context.clone(), context.leadership.clone());
-    let mut schemes = labels.cache.schemes();
-    context.drain.spawn_until_started(async move {
-        loop {
-            leadership.acquired().await;
-            let mut here = Leadership::clone(&leadership);
-            let scheme = schemes.borrow_and_update().clone();
-            let progress = labels.progress.set(scheme.clone());
-            let labelling = async {
-                let Some(scheme) = scheme else { return std::future::pending().await };
-                // The next leader must know by which scheme objects were labelled.
-                if time::timeout(WRITTEN_WITHIN, labels.cache.scheme_written()).await.is_err() {
-                    warn!(state = MANAGER_STATE, "objects are labelled, and it is not written by what");
-                }
-                let labeller = labeller(&this, background.clone(), scheme, &labels, metrics.clone(), progress);
-                Box::pin(Arc::new(labeller).run(this.drain.clone())).await;
-            };
-            tokio::select! {
-                () = labelling => {}
-                // The scheme changed.
-                _ = schemes.changed() => {}
-                // Another replica leads now.
-                () = here.lost() => {}
-            }
-            labels.progress.set(None);
-        }
-    });
-}
-
-fn labeller(
-    context: &Context,
-    background: Client,
-    scheme: Arc<Scheme>,
-    labels: &LabelState,
-    metrics: LabelMetrics,
-    progress: Progress,
-) -> Labeller<impl Fn() -> bool + Send + Sync + 'static> {
-    let (leadership, ca_store) = (context.leadership.clone(), context.ca_store.clone());
-    let at_once = AdmissionLabelling {
-        client: context.client.clone(),
-        namespace: context.args.namespace.clone(),
-        scheme: Arc::clone(&scheme),
-        webhook_client: at(context.webhook_client.clone(), LABEL),
-        trust_bundle: Arc::new(move || ca_store.current().manager.bundle()),
-    };
-    Labeller {
-        client: background.clone(),
-        namespace: context.args.namespace.clone(),
-        scheme,
-        at_once,
-        cache: Arc::clone(&labels.cache),
-        recorder: EventRecorder::new(background, REPORTER.into()),
-        metrics,
-        progress,
-        counts: labels.counts.clone(),
-        may_write: move || leadership.is_held(),
-        rate_limit: RateLimit::per_second(context.args.label_rate),
     }
 }
 

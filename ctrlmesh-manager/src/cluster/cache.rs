@@ -29,8 +29,9 @@ use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
 use crate::rules::label_scheme::{Scheme, SchemeError};
 use crate::rules::object_name::full_name;
-use crate::rules::pod::{self, Member, SetInfo};
+use crate::rules::pod::{self, Member};
 use crate::rules::shard::Labelling;
+use crate::rules::workload::{DeploymentInfo, SetInfo};
 use crate::telemetry;
 
 mod snapshot;
@@ -71,8 +72,7 @@ struct State {
     members: ObjectStore<Member>,
     namespaces: ObjectStore<NamespaceInfo>,
     sets: ObjectStore<SetInfo>,
-    /// The service account of each.
-    deployments: ObjectStore<String>,
+    deployments: ObjectStore<DeploymentInfo>,
     served: Arc<ServedResources>,
     schemes: ObjectStore<Option<LabelsStatus>>,
     /// Not part of `synced`: it only serves warnings.
@@ -151,7 +151,7 @@ impl Cache {
         drain.spawn_until_started(self.follow(
             deployments,
             |state| &mut state.deployments,
-            |one| (full_name(&one.metadata), pod::template_account(one.spec.as_ref().map(|spec| &spec.template))),
+            |one| (full_name(&one.metadata), DeploymentInfo::from(&one)),
         ));
     }
 
@@ -182,15 +182,19 @@ impl Cache {
 
     pub fn snapshot(&self) -> Snapshot {
         let state = lock(&self.state);
+        let (sets, deployments) = (&state.sets.current, &state.deployments.current);
         Snapshot {
             configs: state.configs.current.values().cloned().collect(),
             breakers: state.breakers.current.values().map(|one| one.read.clone()).collect(),
             injections: state.injections.current.values().map(|one| one.read.clone()).collect(),
             members: state.members.current.values().cloned().collect(),
             namespaces: state.namespaces.current.keys().cloned().collect(),
-            first_ordinals: state.sets.current.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
-            set_accounts: state.sets.current.iter().map(|(name, set)| (name.clone(), set.account.clone())).collect(),
-            deployment_accounts: state.deployments.current.clone(),
+            first_ordinals: sets.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
+            set_accounts: sets.iter().map(|(name, set)| (name.clone(), set.account.clone())).collect(),
+            deployment_accounts: deployments.iter().map(|(name, one)| (name.clone(), one.account.clone())).collect(),
+            update_revisions: present(sets.iter().map(|(name, set)| (name, &set.update_revision))),
+            set_obstacles: present(sets.iter().map(|(name, set)| (name, &set.obstacle))),
+            deployment_obstacles: present(deployments.iter().map(|(name, one)| (name, &one.obstacle))),
             served: Arc::clone(&state.served),
             listed: state.listed.synced.then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),
@@ -362,6 +366,10 @@ impl State {
             && self.schemes.synced
             && unenrolled::are_known(self)
     }
+}
+
+fn present<'a>(all: impl Iterator<Item = (&'a String, &'a Option<String>)>) -> BTreeMap<String, String> {
+    all.filter_map(|(name, value)| Some((name.clone(), value.clone()?))).collect()
 }
 
 fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {

@@ -55,15 +55,29 @@ pub const ROLES: [Role; 5] = [
     Role { account: BACKGROUND, scope: Scope::Namespace(NAMESPACE), rules: &BACKGROUND_OWN },
 ];
 
-const CLUSTER: [Rule; 22] = [
+const CLUSTER: [Rule; 26] = [
     rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
-    rule("Find enrolled pods, and label them with their shard.", "", &["pods"], &["list", "watch", "patch"]),
     rule(
-        "Read the first ordinal of StatefulSets, and the service accounts of operators.",
+        "Find enrolled pods, label them with their shard, and say which of them a Deployment should remove first.",
+        "",
+        &["pods"],
+        &["list", "watch", "patch"],
+    ),
+    rule(
+        "Read the first ordinal of StatefulSets, and the service accounts and update strategies of operators.",
         "apps",
         &["statefulsets", "deployments"],
         &["list", "watch"],
     ),
+    rule(
+        "Where a new version of an operator failed, put the earlier pod template of its workload back,",
+        "apps",
+        &["statefulsets", "deployments"],
+        &["get", "patch"],
+    ),
+    rule("read that template,", "apps", &["replicasets", "controllerrevisions"], &["get"]),
+    rule("and delete pods of the failed version, which StatefulSets would not replace.", "", &["pods"], &["delete"]),
+    rule("Tell workloads whether the version of a pod is promoted.", "", &["pods/status"], &["patch"]),
     rule(
         "Write the shards of roots, and ask by a dry run what the API server fences.",
         names::GROUP,

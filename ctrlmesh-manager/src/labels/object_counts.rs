@@ -96,6 +96,36 @@ impl ObjectCounts {
         counted
     }
 
+    /// Calls `visit` with slot, namespace and number of objects, of each kind that `covers` names by group and plural.
+    /// Returns whether all of these kinds are listed; those that are not are left out.
+    pub fn for_each(
+        &self,
+        covers: impl Fn(&str, &str) -> bool,
+        mut visit: impl FnMut(Slot, Option<&str>, u64),
+    ) -> bool {
+        let state = lock(&self.0);
+        let (mut seen, mut is_complete) = (HashSet::new(), true);
+        for kind in state.kinds.values().filter(|kind| covers(&kind.group, &kind.plural)) {
+            let Some(objects) = &kind.listed else {
+                is_complete = false;
+                continue;
+            };
+            // A kind may be listed in two versions.
+            if !seen.insert((&kind.group, &kind.plural)) {
+                continue;
+            }
+            for (namespace, names) in &objects.by_namespace {
+                visit(names.slot, Some(namespace), names.hashes.len() as u64);
+            }
+            for (slot, hashes) in &objects.of_cluster {
+                visit(*slot, None, hashes.len() as u64);
+            }
+        }
+        let is_complete = is_complete && !seen.is_empty();
+        drop(state);
+        is_complete
+    }
+
     /// Grows with every change.
     pub fn version(&self) -> u64 {
         lock(&self.0).version

@@ -1,7 +1,7 @@
 //! What the manager keeps of a pod: identity, labels, owner and how it was admitted.
 
 use ctrlmesh_common::api::Root;
-use ctrlmesh_common::names::{annotation, label, root_ca, sidecar};
+use ctrlmesh_common::names::{PROMOTED, annotation, label, root_ca, sidecar};
 use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::selector::Labels;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -48,8 +48,14 @@ pub struct Member {
     pub ended: bool,
     /// Whether none of its containers runs, and none will be started again.
     pub stopped: bool,
-    /// Whether its condition `Ready` holds.
+    /// Whether its condition `Ready` holds. Of a pod that waits to be promoted, whether its containers are ready.
     pub ready: bool,
+    /// Its readiness gate, where it has the one of rollouts.
+    pub gate: Option<Gate>,
+    /// How often its containers were restarted.
+    pub restarts: u32,
+    /// What its Deployment is told of deleting it.
+    pub deletion_cost: DeletionCost,
     pub redirect: Redirect,
     /// Whether connections pass while no proxy takes them.
     pub fail_open: bool,
@@ -57,6 +63,31 @@ pub struct Member {
     pub forward_proxy: bool,
     /// ID of the sidecar's container, once it was started.
     pub container: Option<String>,
+}
+
+/// The annotation by which a Deployment chooses the pods that it deletes first.
+pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// The cost of deleting a pod that owns nothing any more. That of other pods is 0.
+pub const DELETED_FIRST: i32 = -1000;
+
+/// What the annotation [`DELETION_COST`] of a pod says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeletionCost {
+    #[default]
+    None,
+    /// [`DELETED_FIRST`].
+    DeletedFirst,
+    /// What somebody else wrote.
+    Other,
+}
+
+/// The condition of a pod that its readiness gate waits for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gate {
+    /// Whether it holds; `None` while it is not there.
+    pub holds: Option<bool>,
+    pub message: String,
 }
 
 /// How the pod was admitted. Later changes of its labels do not count.
@@ -67,14 +98,6 @@ pub enum Admitted {
     Injected,
     /// Without a proxy.
     Bypassed,
-}
-
-/// What the manager keeps of a StatefulSet.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SetInfo {
-    pub first_ordinal: u32,
-    /// The service account in its template.
-    pub account: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +136,15 @@ impl Member {
     pub fn revision_in(&self, name: &str) -> Option<&str> {
         let revision = self.label(label::POD_TEMPLATE_HASH)?;
         self.made_by(REPLICA_SET, &format!("{name}-{revision}")).then_some(revision)
+    }
+
+    /// Its revision, if it is a pod of the workload that a root with this `rule` divides.
+    pub fn revision_of(&self, rule: &Root) -> Option<&str> {
+        if let Some(deployment) = rule.target_deployment.as_deref() {
+            return self.revision_in(deployment);
+        }
+        self.ordinal_in(rule.target_stateful_set.as_deref()?)?;
+        self.label(label::CONTROLLER_REVISION_HASH)
     }
 
     /// A pod of a Deployment that is being admitted.
@@ -158,6 +190,7 @@ impl From<&v1::Pod> for Member {
         // The timestamp is the deadline; the request came `grace` earlier.
         let deadline = meta.deletion_timestamp.as_ref().map(|time| time.0.as_second());
         let grace = meta.deletion_grace_period_seconds.unwrap_or_default();
+        let gate = gate(pod);
         Self {
             name: PodName {
                 namespace: meta.namespace.clone().unwrap_or_default(),
@@ -167,7 +200,10 @@ impl From<&v1::Pod> for Member {
             deleted_at: deadline.map(|deadline| deadline.saturating_sub(grace)),
             ended,
             stopped: pod.status.as_ref().is_some_and(|status| has_stopped(status, meta.deletion_timestamp.is_some())),
-            ready: pod.status.as_ref().is_some_and(is_ready),
+            ready: is_ready(pod),
+            restarts: pod.status.as_ref().map(restarts).unwrap_or_default(),
+            deletion_cost: deletion_cost(meta),
+            gate,
             uid: meta.uid.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             account: pod.spec.as_ref().map(account).unwrap_or_default(),
@@ -181,13 +217,6 @@ impl From<&v1::Pod> for Member {
             fail_open: fails_open(pod),
             forward_proxy: annotation_is_true(meta, annotation::FORWARD_PROXY),
         }
-    }
-}
-
-impl From<&StatefulSet> for SetInfo {
-    fn from(set: &StatefulSet) -> Self {
-        let account = template_account(set.spec.as_ref().map(|spec| &spec.template));
-        Self { first_ordinal: first_ordinal(set).1, account }
     }
 }
 
@@ -222,7 +251,11 @@ fn fails_open(pod: &v1::Pod) -> bool {
 }
 
 fn annotation_is_true(meta: &ObjectMeta, key: &str) -> bool {
-    meta.annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| value == "true")
+    annotation_value(meta, key).is_some_and(|value| value == "true")
+}
+
+fn annotation_value<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a String> {
+    meta.annotations.as_ref().and_then(|all| all.get(key))
 }
 
 /// Whether the pod mounts the CAs of mesh and API server together. Only pods that may fail open get both.
@@ -267,9 +300,43 @@ fn redirect(spec: &v1::PodSpec) -> Redirect {
     }
 }
 
-fn is_ready(status: &v1::PodStatus) -> bool {
-    let mut conditions = status.conditions.iter().flatten();
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+/// A pod with the gate of rollouts is not `Ready` before it is promoted: there all else that it waits for counts.
+fn is_ready(pod: &v1::Pod) -> bool {
+    let holds = |kind: &str| {
+        let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        conditions.any(|condition| condition.type_ == kind && condition.status == "True")
+    };
+    let gates = || pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    if !gates().any(|gate| gate.condition_type == PROMOTED) {
+        return holds("Ready");
+    }
+    let mut others = gates().filter(|gate| gate.condition_type != PROMOTED);
+    holds("ContainersReady") && others.all(|gate| holds(&gate.condition_type))
+}
+
+fn deletion_cost(meta: &ObjectMeta) -> DeletionCost {
+    match annotation_value(meta, DELETION_COST) {
+        None => DeletionCost::None,
+        Some(cost) if *cost == DELETED_FIRST.to_string() => DeletionCost::DeletedFirst,
+        Some(_) => DeletionCost::Other,
+    }
+}
+
+fn gate(pod: &v1::Pod) -> Option<Gate> {
+    let mut gates = pod.spec.as_ref()?.readiness_gates.iter().flatten();
+    gates.find(|gate| gate.condition_type == PROMOTED)?;
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let condition = conditions.find(|condition| condition.type_ == PROMOTED);
+    Some(Gate {
+        holds: condition.map(|condition| condition.status == "True"),
+        message: condition.and_then(|condition| condition.message.clone()).unwrap_or_default(),
+    })
+}
+
+/// Those of the proxy's own container do not count.
+fn restarts(status: &v1::PodStatus) -> u32 {
+    let containers = status.container_statuses.iter().flatten().filter(|one| one.name != sidecar::CONTAINER);
+    containers.map(|one| u32::try_from(one.restart_count).unwrap_or_default()).fold(0, u32::saturating_add)
 }
 
 /// The phase alone does not count: of a lost node, a controller sets it while the containers may still run. A pod that

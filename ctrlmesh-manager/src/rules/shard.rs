@@ -27,6 +27,7 @@ use crate::rules::validate::{self, Problem};
 
 mod assign;
 mod changes;
+mod versions;
 mod share;
 mod owned;
 
@@ -35,6 +36,7 @@ pub use changes::{Changes, Conflict, adopts, changes, is_of};
 pub use owned::owned;
 use share::{Former, ListedBy};
 pub use share::{Share, existing_shares};
+pub use versions::{Versions, has_second_name};
 
 /// Of one expression, by the schema.
 const MAX_VALUES: usize = 4096;
@@ -113,7 +115,7 @@ pub fn divide(
     let table = root.status.as_ref().and_then(|status| status.ownership.as_ref());
     let made: Vec<&ShardingConfig> = made.iter().copied().filter(|one| is_made_by(root, one)).collect();
     let former = Former { table, made: &made, hash_key: &labelling.hash_key };
-    let listed_by = share::of(rule, labelling.hash, &former).into_iter().map(|share| {
+    let listed_by = share::of(rule, labelling.hash, &former, Versions::of(root)).into_iter().map(|share| {
         let listed_by = share.listed_by(labelling, namespaces);
         (share, listed_by)
     });
@@ -123,7 +125,10 @@ pub fn divide(
         return Err(DivideError::TooManyNamespaces { namespaces: listed.len() });
     }
     let made = listed_by.into_iter().map(|(share, listed_by)| {
-        let limits = limits(rule, &share.name, &expressions(listed_by, &listed, labelling))?;
+        let limits = match &listed_by {
+            empty if empty.is_empty() => nothing(rule, labelling),
+            _ => limits(rule, &share.name, &expressions(listed_by, &listed, labelling))?,
+        };
         Ok(Shard { config: config(root, &share, limits), share })
     });
     made.collect::<Result<_, _>>().map(Some)
@@ -221,6 +226,23 @@ fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, Di
         })
     });
     limits.collect()
+}
+
+/// The limits of a shard that owns nothing: a label that no object has, whatever the root selects.
+fn nothing(rule: &Root, labelling: &Labelling) -> Vec<Limit> {
+    let none = Expression {
+        key: labelling.namespace_key.clone(),
+        operator: SelectorOperator::In,
+        values: vec![share::NO_NAMESPACE.to_owned()],
+    };
+    let everything = [ResourceSelector::default()];
+    let resources = if rule.resource_selector.is_empty() { &everything[..] } else { &rule.resource_selector };
+    let limit = |resources: &ResourceSelector| Limit {
+        relate_resources: resources.relate_resources.clone(),
+        selector: Some(LabelSelector { match_expressions: vec![none.clone()], ..LabelSelector::default() }),
+        object_selector: None,
+    };
+    resources.iter().map(limit).collect()
 }
 
 /// A shard of slots excludes the `listed` namespaces; a shard of namespaces has no other requirement.

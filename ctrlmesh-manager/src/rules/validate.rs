@@ -19,6 +19,7 @@ mod schema;
 mod limits;
 mod overlap;
 mod unserved;
+mod rollout;
 mod root;
 mod access;
 mod breaker;

@@ -18,7 +18,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event, EventType};
 use kube::{Api, Client, Resource as _};
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
@@ -30,6 +30,7 @@ use crate::ownership::fence_state::FenceStates;
 use crate::rules::label_coverage::{self, LabelCoverages};
 use crate::rules::object_name::{full_name, name, namespace};
 use crate::rules::pod::PodName;
+use crate::rules::rollout::Decisions;
 use crate::status::compute::{Contact, Unlabelled};
 
 mod writes;
@@ -63,6 +64,8 @@ pub struct ClusterWriter<Contacts, Labels, MayWrite> {
     /// What is wrong with labels, and how far those of these ShardingConfigs are.
     pub labels: Labels,
     pub fences: FenceStates,
+    /// What rollouts say next.
+    pub rollouts: watch::Receiver<Arc<Decisions>>,
     /// Whether this replica leads now.
     pub may_write: MayWrite,
 }
@@ -127,7 +130,8 @@ where
     fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
         let (contacts, (unlabelled, coverages)) = ((self.contacts)(), (self.labels)(&plan.snapshot.configs));
         let (fences, new_leader) = (Arc::clone(&self.fences.borrow()), since.elapsed() < NEW_LEADER);
-        let observed = Observations { contacts, unlabelled, fences, coverages, new_leader };
+        let rollouts = Arc::clone(&self.rollouts.borrow());
+        let observed = Observations { contacts, unlabelled, fences, coverages, rollouts, new_leader };
         let now = Instant::now();
         let needs_decision = queue.needs_decision(&plan, &observed, now);
         if needs_decision {

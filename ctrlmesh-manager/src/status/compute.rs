@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ctrlmesh_common::api::{PodStatus, Root, RootStatus, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::api::{PodStatus, RolloutStatus, Root, RootStatus, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::wire::WebhookState;
 use jiff::Timestamp;
@@ -19,10 +19,12 @@ use crate::rules::fenced::is_fenced;
 use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::object_name::{full_name, name};
 use crate::rules::pod::{Member, PodName};
+use crate::rules::rollout::Decisions;
 use crate::status::finding::{Finding, condition, finding, listed, seconds};
 
 mod fenced;
 mod plan_index;
+mod rollout;
 mod webhook;
 
 pub use plan_index::PlanIndex;
@@ -61,6 +63,8 @@ pub struct StatusInputs<'a> {
     pub fences: &'a States,
     /// Of what roots name.
     pub coverages: &'a LabelCoverages,
+    /// What rollouts say next.
+    pub rollouts: &'a Decisions,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
     pub now: Timestamp,
@@ -119,6 +123,7 @@ pub fn of(
         changed_at: before.changed_at.clone(),
         root: before.root.clone(),
         ownership: before.ownership.clone(),
+        rollout: rollout_status(config, &full_name, before, inputs.rollouts),
     };
     match (record, root_record) {
         (Some(record), _) => write(record, &mut status),
@@ -146,11 +151,29 @@ pub fn of(
     let routed = OfWebhook { config, operator, shard, pods: &all }
         .finding(plan, inputs)
         .map(|finding| (webhook::WEBHOOK_ROUTED, finding));
-    let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced).chain(routed);
+    let tried = rollout::findings(config, status.rollout.as_ref(), plan);
+    let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced).chain(routed).chain(tried);
     let condition =
         |(kind, finding)| condition(kind, finding, config.metadata.generation, &before.conditions, inputs.now);
     status.conditions = conditions.map(condition).collect();
     status
+}
+
+/// A decision counts for the status that it follows. Of a root that tries no versions it stays known only which shards
+/// its pods are of.
+fn rollout_status(
+    config: &ShardingConfig,
+    root: &str,
+    before: &ShardingConfigStatus,
+    decisions: &Decisions,
+) -> Option<RolloutStatus> {
+    let rule = config.spec.root.as_ref();
+    if rule.is_none_or(|rule| rule.rollout.is_none() || rule.disable == Some(true)) {
+        let second = before.rollout.as_ref()?.second;
+        return second.then(|| RolloutStatus { second, ..RolloutStatus::default() });
+    }
+    let decision = decisions.get(root).filter(|decision| decision.base == before.rollout);
+    decision.map(|decision| decision.next.clone()).or_else(|| before.rollout.clone())
 }
 
 /// What the status said before.

@@ -37,6 +37,20 @@ pub fn assign_shard(member: &Member, snapshot: &Snapshot, recent: &mut RecentPod
     Some(shard)
 }
 
+/// Whether the root of `shard` tries each new version of `member`'s workload before it promotes it.
+///
+/// The root is known by its workload and by the prefix of its shards: the leader may assign a shard that is not known
+/// here yet.
+pub(super) fn has_rollout(member: &Member, shard: &str, snapshot: &Snapshot) -> bool {
+    let namespace = &member.name.namespace;
+    let near = snapshot.configs.iter().filter(|config| config.metadata.namespace.as_ref() == Some(namespace));
+    let staying = near.filter(|config| config.metadata.deletion_timestamp.is_none());
+    staying.filter_map(|config| config.spec.root.as_ref()).any(|rule| {
+        let is_tried = rule.rollout.is_some() && rule.disable != Some(true);
+        is_tried && member.is_of_target(rule) && shard.starts_with(&format!("{}-", rule.prefix))
+    })
+}
+
 pub(super) fn member(review: &Review, pod: &Pod) -> Member {
     let mut member = Member::from(pod);
     member.name.namespace = review.namespace.clone().unwrap_or_default();

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 
 mod resources;
+mod rollout;
 
 const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
     spec: {controller: {leaderElectionName: op}, selector: {matchLabels: {app: op}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";

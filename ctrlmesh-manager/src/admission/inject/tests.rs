@@ -68,6 +68,19 @@ fn a_pod_without_a_shard_believes_the_mesh_all_the_same() {
 }
 
 #[test]
+fn the_readiness_gate_stands_once_beside_the_pods_own() {
+    let mut spec = usual();
+    spec["readinessGates"] = json!([{"conditionType": "example.com/feature"}]);
+    let mut gated = pod(json!({}), spec);
+    for _ in 0..2 {
+        add_readiness_gate(&mut gated);
+        let found = serde_json::to_value(&gated).unwrap()["spec"]["readinessGates"].take();
+        let ours = json!({"conditionType": "ctrlmesh.kusionstack.io/promoted"});
+        assert_eq!(found, json!([{"conditionType": "example.com/feature"}, ours]));
+    }
+}
+
+#[test]
 fn a_pod_without_a_token_gets_none() {
     let spec = json!({"automountServiceAccountToken": false, "containers": [{"name": "operator", "image": "op"}]});
     let found = injected(json!({}), spec.clone());

@@ -31,6 +31,13 @@ pub struct Snapshot {
     pub set_accounts: BTreeMap<String, String>,
     /// The same, by `NAMESPACE/NAME` of the Deployment.
     pub deployment_accounts: BTreeMap<String, String>,
+    /// Why a StatefulSet cannot hold a new version back, by `NAMESPACE/NAME`. Those that can are not here, nor are
+    /// those whose pods do not ask for a proxy.
+    pub set_obstacles: BTreeMap<String, String>,
+    /// The same of Deployments.
+    pub deployment_obstacles: BTreeMap<String, String>,
+    /// The revision of the template, by `NAMESPACE/NAME` of the StatefulSet, where its pods ask for a proxy.
+    pub update_revisions: BTreeMap<String, String>,
     pub served: Arc<ServedResources>,
     /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
     pub listed: Option<String>,

@@ -1,4 +1,5 @@
 use ctrlmesh_common::api::{ManagerStateSpec, ManagerStateStatus};
+use serde_json::json;
 
 use super::*;
 
@@ -52,4 +53,23 @@ fn without_written_labels_the_default_is_in_force() {
         cache.take(event, |state| &mut state.schemes, read_labels);
     }
     assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(by_flag)));
+}
+
+#[test]
+fn a_snapshot_has_the_obstacles_of_workloads_that_have_one() {
+    let cache = Cache::new(Labelling::default());
+    let told = |name: &str, unavailable: i32| {
+        let template = json!({"metadata": {"labels": {"ctrlmesh.kusionstack.io/enable-proxy": "true"}}});
+        let rolling = json!({"rollingUpdate": {"maxUnavailable": unavailable}});
+        let spec = json!({"replicas": 4, "selector": {}, "template": template, "strategy": rolling});
+        let object = json!({"metadata": {"namespace": "ops", "name": name}, "spec": spec});
+        Event::Apply(serde_json::from_value::<Deployment>(object).unwrap())
+    };
+    let read = |one: Deployment| (full_name(&one.metadata), DeploymentInfo::from(&one));
+    cache.take(told("good", 0), |state| &mut state.deployments, read);
+    cache.take(told("bad", 2), |state| &mut state.deployments, read);
+    let snapshot = cache.snapshot();
+    assert_eq!(snapshot.deployment_obstacles.keys().collect::<Vec<_>>(), ["ops/bad"]);
+    assert_eq!(snapshot.deployment_accounts.len(), 2);
+    assert!(snapshot.set_obstacles.is_empty());
 }

@@ -18,7 +18,7 @@ use crate::rules::fenced::{is_handing_back, is_server_fenced};
 use crate::rules::label_coverage;
 use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::Member;
-use crate::rules::shard::Shard;
+use crate::rules::shard::{Shard, Versions};
 
 /// Most things that are named together.
 const LISTED: usize = 5;
@@ -59,6 +59,7 @@ pub(super) fn next(
         unenrolled: &unenrolled,
         hash,
         is_leaving: is_handing_back(root),
+        versions: Versions::of(root),
     };
     let current = current(root);
     let mut desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));

@@ -160,7 +160,7 @@ impl Operator<'_> {
             Division::Unknown { .. } => None,
             Division::Alone { placement, .. } => {
                 let placed = placement.as_ref().and_then(|all| all.shard_for(pod, members));
-                self.has(pod, placed).then_some(self.config)
+                self.has(pod, placed.as_deref()).then_some(self.config)
             }
         }
     }
@@ -180,12 +180,13 @@ impl Operator<'_> {
     /// The first ShardingConfig from which none follows.
     pub(super) fn drafts(&self) -> Result<Drafts, Trouble> {
         let restart_on_loss = self.config.spec.root.as_ref().is_some_and(|root| root.on_loss == Some(OnLoss::Restart));
+        let report_traffic = self.config.spec.root.as_ref().is_some_and(|root| root.rollout.is_some());
         let fence = self.fence();
         let policy_of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
             let owned = |fence: &Fence| Fence { owner: Some(name(&config.metadata).to_owned()), ..fence.clone() };
-            let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, ..policy };
+            let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, report_traffic, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
             Ok(policy)
         };

@@ -2,15 +2,19 @@
 //!
 //! Pure. A shard gets its share once it has a pod that serves. Until then the share stays with its present owner,
 //! while that one lives. Pods of the workload that are not enrolled are an owner, too. A pod lives until it has ended.
+//!
+//! While a new version is tried, shards without a pod that lives are stood in for: a StatefulSet ends a pod of the old
+//! version before there is one of the new one. What a new version owned and may own no more never stays with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ctrlmesh_common::api::TrialPhase;
 use ctrlmesh_common::handover::Desired;
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
 use crate::rules::pod::Member;
-use crate::rules::shard::Share;
+use crate::rules::shard::{Share, Versions, has_second_name};
 
 /// A root and the pods of its workload.
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +28,12 @@ pub(super) struct Workload<'a> {
     pub(super) hash: NamespaceHash,
     /// Whether the root is being deleted.
     pub(super) is_leaving: bool,
+    pub(super) versions: Versions<'a>,
 }
 
 /// Which owners there are.
 struct Owners<'a> {
+    versions: Versions<'a>,
     /// Shards with a pod that serves.
     serving: BTreeSet<&'a str>,
     /// Owners with a pod that lives.
@@ -39,7 +45,16 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     let owners = Owners::of(workload, current);
     let mut slots: BTreeMap<Slot, String> = BTreeMap::new();
     for share in workload.shares {
-        slots.extend(share.slots.iter().map(|slot| (slot, owners.of_slot(&share.name, slot, current))));
+        slots.extend(share.slots.iter().map(|slot| (slot, owners.of_slot(share, slot, current))));
+    }
+    for share in workload.shares {
+        for slot in share.slots.iter() {
+            let count = |name: &str| slots.values().filter(|owner| *owner == name).count();
+            let owner = slots.get(&slot).cloned().unwrap_or_default();
+            if let Some(other) = owners.stand_in(workload.shares, share, &owner, count) {
+                slots.insert(slot, other.to_owned());
+            }
+        }
     }
     if workload.is_leaving {
         slots = SlotSet::ALL.iter().map(|slot| (slot, UNSHARDED.to_owned())).collect();
@@ -48,7 +63,9 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     for share in workload.shares.iter().filter(|_| !workload.is_leaving) {
         for namespace in &share.namespaces {
             let slot = workload.hash.slot(namespace);
-            let owner = owners.choose(&share.name, present(current, slot, Some(namespace)));
+            let owner = owners.choose(share, present(current, slot, Some(namespace)));
+            let other = owners.stand_in(workload.shares, share, &owner, |_| 0).map(str::to_owned);
+            let owner = other.unwrap_or(owner);
             if *owner == share.name || slots.get(&slot) != Some(&owner) {
                 namespaces.insert(namespace.clone(), owner);
             }
@@ -103,24 +120,54 @@ impl<'a> Owners<'a> {
         let owner = |pod: &&Member| owner_in(current, &pod.uid).or_else(|| placed(pod));
         let enrolled = live(workload.enrolled).filter_map(|pod| owner(&pod));
         let unenrolled = live(workload.unenrolled).map(|_| UNSHARDED);
-        Self { serving: serving.collect(), live: enrolled.chain(unenrolled).collect() }
+        let (serving, live) = (serving.collect(), enrolled.chain(unenrolled).collect());
+        Self { versions: workload.versions, serving, live }
     }
 
-    fn of_slot(&self, shard: &str, slot: Slot, current: &Ownership) -> String {
-        self.choose(shard, present(current, slot, None))
+    fn of_slot(&self, share: &Share, slot: Slot, current: &Ownership) -> String {
+        self.choose(share, present(current, slot, None))
     }
 
-    /// The owner of what is of `shard` by the root's division.
-    fn choose(&self, shard: &str, present: Option<&str>) -> String {
+    /// The owner of what is of `share` by the root's division.
+    fn choose(&self, share: &Share, present: Option<&str>) -> String {
+        let meant = share.name.as_str();
         let owner = match present {
             // Whoever runs already has all of it, whatever shard is there, too.
             None if self.live.contains(UNSHARDED) => UNSHARDED,
-            _ if self.serving.contains(shard) => shard,
-            Some(present) if self.live.contains(present) => present,
+            _ if self.serving.contains(meant) => meant,
+            Some(present) if self.live.contains(present) && self.may_keep(share, present) => present,
             _ if self.live.contains(UNSHARDED) => UNSHARDED,
-            _ => shard,
+            _ => meant,
         };
         owner.to_owned()
+    }
+
+    /// Whether what is of `share` may stay with `present`: not with a version that is tried, if it may not own it.
+    fn may_keep(&self, share: &Share, present: &str) -> bool {
+        let is_tried = |second| second != self.versions.promoted_is_second();
+        present == UNSHARDED || is_tried(share.second) || !is_tried(has_second_name(present))
+    }
+
+    /// Who has what is of `share`, and `owner` has or gets, instead: nobody else, unless a version is tried. `count`
+    /// says how much each one has already.
+    fn stand_in<'b>(
+        &self,
+        shares: &'b [Share],
+        share: &Share,
+        owner: &str,
+        count: impl Fn(&str) -> usize,
+    ) -> Option<&'b str> {
+        let trial = self.versions.trial()?;
+        let is_tried = |second| second != self.versions.promoted_is_second();
+        let is_promoting = trial.phase == TrialPhase::Promoting;
+        // A StatefulSet begins with its last pod, whatever shard of the version has the slots.
+        let waits = is_tried(share.second) && !is_promoting && !is_tried(has_second_name(owner));
+        let is_gone = owner == share.name && !self.live.contains(owner);
+        let may =
+            |one: &&Share| self.serving.contains(one.name.as_str()) && (one.second == share.second || is_promoting);
+        let serving = shares.iter().filter(|_| waits || is_gone).filter(may);
+        let fewest = serving.min_by_key(|one| (one.second != share.second, count(&one.name)));
+        fewest.map(|share| share.name.as_str())
     }
 }
 

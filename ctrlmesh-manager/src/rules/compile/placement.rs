@@ -3,6 +3,8 @@
 //! An active root assigns a StatefulSet's pods by ordinal, and a Deployment's pods by a record. Under an
 //! inactive root (switched off or invalid), each pod keeps its recorded shard, and a pod without one gets an
 //! existing shard.
+//!
+//! The pods of each version are assigned to that version's shards, as if there were no others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +14,14 @@ use ctrlmesh_common::ownership::Ownership;
 use super::World;
 use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
-use crate::rules::shard::{self, Moves, PodRecord, Share};
+use crate::rules::shard::{self, Moves, PodRecord, Share, Versions};
 
 #[derive(Clone, Debug)]
 pub(super) struct Placement<'a> {
     root: &'a ShardingConfig,
     rule: &'a Root,
     shares: Vec<Share>,
+    versions: Versions<'a>,
     /// Whether the root makes no shards now.
     inactive: bool,
     first_ordinal: u32,
@@ -62,13 +65,18 @@ impl<'a> Placement<'a> {
         let set = format!("{}/{set}", namespace(&root.metadata));
         let first_ordinal = world.first_ordinals.get(&set).copied().unwrap_or_default();
         let (pods, staying) = (BTreeMap::new(), BTreeMap::new());
-        let mut this = Self { root, rule, shares, inactive, first_ordinal, pods, staying };
-        let records = this.records(candidates.iter().copied());
-        let moves = if inactive { Moves::None } else { moves(rule, &this.shares, candidates) };
-        this.pods = shard::assign(&this.shares, &records, moves);
+        let versions = Versions::of(root);
+        let mut this = Self { root, rule, shares, versions, inactive, first_ordinal, pods, staying };
+        let main = this.shares_of(versions.promoted_is_second());
+        let moves = if inactive { Moves::None } else { moves(rule, &main, candidates) };
+        for second in [false, true] {
+            let is_of = |pod: &&&Member| this.is_second(pod) == second;
+            let records = this.records(candidates.iter().filter(is_of).copied());
+            this.pods.extend(shard::assign(&this.shares_of(second), &records, moves));
+        }
         let by_stateful_set = candidates.iter().filter_map(|pod| {
             let share = this.by_stateful_set(pod)?;
-            Some((pod.name.name.clone(), share.name.clone()))
+            Some((pod.name.name.clone(), share.name))
         });
         let by_stateful_set: Vec<_> = by_stateful_set.collect();
         this.pods.extend(by_stateful_set);
@@ -90,32 +98,45 @@ impl<'a> Placement<'a> {
     }
 
     /// The shard for a pod that is being admitted, and may have no name yet.
-    pub(super) fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&str> {
+    pub(super) fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<String> {
         let share = self.by_stateful_set(pod).or_else(|| {
-            let revision = revision(self.rule, pod)?;
-            let recorded = self.shares.iter().find(|share| pod.labelled_shard() == Some(&share.name));
-            let candidates = members.iter().filter(|pod| self.is_candidate(pod));
-            recorded.or_else(|| shard::choose(&self.shares, &self.records(candidates), revision))
+            let (revision, second) = (revision(self.rule, pod)?, self.is_second(pod));
+            let shares = self.shares_of(second);
+            let recorded = shares.iter().find(|share| pod.labelled_shard() == Some(&share.name));
+            let candidates = members.iter().filter(|pod| self.is_candidate(pod) && self.is_second(pod) == second);
+            recorded.or_else(|| shard::choose(&shares, &self.records(candidates), revision)).cloned()
         });
-        share.map(|share| share.name.as_str())
+        share.map(|share| share.name)
+    }
+
+    /// Whether the pod's version has the shards with the second names.
+    fn is_second(&self, pod: &Member) -> bool {
+        // An inactive root holds no version back: there is one.
+        let revision = pod.revision_of(self.rule).filter(|_| !self.inactive);
+        self.versions.is_second(revision)
+    }
+
+    fn shares_of(&self, second: bool) -> Vec<Share> {
+        self.shares.iter().filter(|share| share.second == second).cloned().collect()
     }
 
     /// For a pod of the root's StatefulSet. A pod below the first ordinal is about to be deleted, and keeps
     /// its shard.
-    fn by_stateful_set(&self, pod: &Member) -> Option<&Share> {
+    fn by_stateful_set(&self, pod: &Member) -> Option<Share> {
         let ordinal = pod.ordinal_in(self.rule.target_stateful_set.as_deref()?)?;
-        let named = |name: Option<&str>| name.and_then(|name| self.shares.iter().find(|share| share.name == name));
+        let shares = self.shares_of(self.is_second(pod));
+        let named = |name: Option<&str>| name.and_then(|name| shares.iter().find(|share| share.name == name));
         let before = || {
             let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
             named(written).or_else(|| named(pod.labelled_shard()))
         };
         let number = ordinal.checked_sub(self.first_ordinal);
         if let Some(share) = before().filter(|_| self.inactive || number.is_none()) {
-            return Some(share);
+            return Some(share.clone());
         }
         match number {
-            Some(number) => shard::by_ordinal(&self.shares, number),
-            None => self.shares.iter().find(|share| !share.canary),
+            Some(number) => shard::by_ordinal(&shares, number).cloned(),
+            None => shares.iter().find(|share| !share.canary).cloned(),
         }
     }
 

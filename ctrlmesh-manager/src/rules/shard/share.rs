@@ -3,18 +3,23 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root, SelectorOperator, ShardingConfig};
-use ctrlmesh_common::names;
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
 use super::Labelling;
+use super::versions::{Versions, has_second_name, shard_name};
 use crate::rules::object_name::name;
+
+/// Selected by a shard that owns nothing. No namespace has a dot in its name.
+pub(super) const NO_NAMESPACE: &str = "no.namespace";
 
 /// What one shard owns: slots, and namespaces whatever their slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     pub name: String,
     pub canary: bool,
+    /// Whether it has a second name: see [`Versions`].
+    pub second: bool,
     /// Pods that it should have.
     pub replicas: usize,
     /// Without namespaces that another shard pins.
@@ -68,20 +73,47 @@ impl ListedBy {
     }
 }
 
-/// The shares of a valid `root`, the canary first, then by number.
+/// The shares of a valid `root`, the canary first, then by number; after them those of its other version, if it has a
+/// rollout.
 ///
 /// A normal share keeps what it has, as far as balance allows. What is revoked counts for its former owner: so the
 /// shares stay the same until all is granted.
-pub(super) fn of(root: &Root, hash: NamespaceHash, former: &Former<'_>) -> Vec<Share> {
+pub(super) fn of(root: &Root, hash: NamespaceHash, former: &Former<'_>, versions: Versions<'_>) -> Vec<Share> {
+    let (trial, second) = (versions.slots(), versions.main_is_second());
     let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
     let canary = root.canary.as_ref().map(|canary| Share {
-        name: shard_name(root, 0),
+        name: shard_name(&root.prefix, 0, second),
         canary: true,
+        second,
         replicas: count(canary.replicas),
-        slots: hashes,
-        namespaces: pinned(canary, hashes, hash),
+        slots: hashes.intersection(trial.complement()),
+        namespaces: pinned(canary, hashes, hash).difference(&versions.namespaces()).cloned().collect(),
     });
-    canary.into_iter().chain(normal(root, hashes, former)).collect()
+    let left = hashes.union(trial).complement();
+    let mut shares: Vec<Share> = canary.into_iter().chain(normal(root, left, former, second)).collect();
+    if versions.has_rollout() {
+        let other = |share: &Share| Share {
+            name: other_name(&share.name, root),
+            second: !second,
+            slots: SlotSet::EMPTY,
+            namespaces: BTreeSet::new(),
+            ..share.clone()
+        };
+        let mut others: Vec<Share> = shares.iter().map(other).collect();
+        if let Some(first) = others.first_mut() {
+            let by_slot = |name: &String| trial.contains(hash.slot(name));
+            first.slots = trial;
+            first.namespaces = versions.namespaces().into_iter().filter(|name| !by_slot(name)).collect();
+        }
+        shares.append(&mut others);
+    }
+    shares
+}
+
+/// The other name of a root's shard.
+fn other_name(name: &str, root: &Root) -> String {
+    let id = name.rsplit('-').nth(1).and_then(|id| id.parse().ok()).unwrap_or_default();
+    shard_name(&root.prefix, id, !has_second_name(name))
 }
 
 /// The shares of an inactive root, by the shards that exist, in the order in which it would make them. They
@@ -89,16 +121,18 @@ pub(super) fn of(root: &Root, hash: NamespaceHash, former: &Former<'_>) -> Vec<S
 pub fn existing_shares(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
     let share = |config: &&ShardingConfig| {
         let name = name(&config.metadata);
+        let second = has_second_name(name);
         let mut parts = name.rsplitn(3, '-');
-        let canary = parts.next() == Some("canary");
+        let is_canary = parts.next() == Some("canary");
         let id = parts.next().and_then(|id| id.parse().ok()).unwrap_or(i32::MAX);
+        let canary = is_canary || second && id == 0;
         let manual = rule.manual.iter().find(|one| one.id == id);
         let normal = rule.auto.as_ref().map(|auto| auto.every_shard_replicas);
         let normal = normal.or(manual.and_then(|manual| manual.replicas));
         let of_canary = rule.canary.as_ref().map(|canary| canary.replicas);
         let replicas = count(if canary { of_canary } else { normal }.unwrap_or(1)).max(1);
         let (slots, namespaces) = (SlotSet::EMPTY, BTreeSet::new());
-        let share = Share { name: name.to_owned(), canary, replicas, slots, namespaces };
+        let share = Share { name: name.to_owned(), canary, second, replicas, slots, namespaces };
         ((!canary, id, name.to_owned()), share)
     };
     let mut all: Vec<_> = shards.iter().map(share).collect();
@@ -112,25 +146,29 @@ fn pinned(canary: &Canary, hashes: SlotSet, hash: NamespaceHash) -> BTreeSet<Str
     if by_hash { BTreeSet::new() } else { canary.in_namespaces.iter().cloned().collect() }
 }
 
-fn normal(root: &Root, canary: SlotSet, former: &Former<'_>) -> Vec<Share> {
+/// Of the slots that are `left`.
+fn normal(root: &Root, left: SlotSet, former: &Former<'_>, second: bool) -> Vec<Share> {
     let share = |id: usize, replicas, slots| Share {
-        name: shard_name(root, id),
+        name: shard_name(&root.prefix, id, second),
         canary: false,
+        second,
         replicas: count(replicas),
         slots,
         namespaces: BTreeSet::new(),
     };
     if let Some(auto) = &root.auto {
         let ids = 1..=count(auto.sharding_size);
-        let names: Vec<String> = ids.clone().map(|id| shard_name(root, id)).collect();
-        let parts = ids.zip(canary.complement().divide_from(&former.slots(&names)));
+        // What one version's shard has is taken over by the shard of the same number.
+        let names = |id| [second, !second].map(|second| shard_name(&root.prefix, id, second));
+        let names: Vec<[String; 2]> = ids.clone().map(names).collect();
+        let parts = ids.zip(left.divide_from(&former.slots(&names)));
         return parts.map(|(id, part)| share(id, auto.every_shard_replicas, part)).collect();
     }
     let manual = root.manual.iter();
     let mut shares: Vec<(usize, Share)> = manual
         .map(|manual| {
             let id = count(manual.id);
-            (id, share(id, manual.replicas.unwrap_or(1), slots(&manual.hashes)))
+            (id, share(id, manual.replicas.unwrap_or(1), slots(&manual.hashes).intersection(left)))
         })
         .collect();
     shares.sort_by_key(|(id, _)| *id);
@@ -139,11 +177,10 @@ fn normal(root: &Root, canary: SlotSet, former: &Former<'_>) -> Vec<Share> {
 
 impl Former<'_> {
     /// The former slots of each of these shards. What pods without a proxy have is of the one that it was meant for.
-    fn slots(&self, shards: &[String]) -> Vec<SlotSet> {
-        let owned: Vec<SlotSet> = shards.iter().map(|shard| self.owned(shard)).collect();
+    fn slots(&self, shards: &[[String; 2]]) -> Vec<SlotSet> {
         let unsharded = self.owned(UNSHARDED);
-        let meant = shards.iter().map(|shard| self.meant(shard).intersection(unsharded));
-        owned.iter().zip(meant).map(|(owned, meant)| owned.union(meant)).collect()
+        let one = |shard: &String| self.owned(shard).union(self.meant(shard).intersection(unsharded));
+        shards.iter().map(|[shard, other]| one(shard).union(one(other))).collect()
     }
 
     /// What `owner` has, or had until it was revoked.
@@ -162,11 +199,6 @@ impl Former<'_> {
         // The shard's own comes after those of the root.
         listed.next_back().map_or(SlotSet::EMPTY, |one| slots(&one.values))
     }
-}
-
-/// Validation has checked the length of the prefix.
-fn shard_name(root: &Root, id: usize) -> String {
-    names::shard(&root.prefix, id).unwrap_or_else(|too_long| too_long.name)
 }
 
 fn slots(hashes: &[String]) -> SlotSet {

@@ -6,7 +6,7 @@ use ctrlmesh_common::api::{Canary, Root};
 use ctrlmesh_common::names::{MAX_PREFIX_BYTES, is_dns_subdomain};
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
-use super::{Report, limits};
+use super::{Report, limits, rollout};
 
 pub(super) fn check(root: &Root, report: &mut Report) {
     let names = [
@@ -26,6 +26,7 @@ pub(super) fn check(root: &Root, report: &mut Report) {
             .error("spec.root.targetStatefulSet", "exactly one of targetStatefulSet and targetDeployment is required");
     }
     check_resources(root, report);
+    rollout::check(root, report);
     let canary = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| check_canary(canary, report));
     if let Some(auto) = &root.auto {
         let left = canary.complement().len();

@@ -38,6 +38,7 @@ fn written_by(client: Client, may_write: bool, plan: Plan) -> (watch::Sender<Opt
         contacts: Arc::default,
         labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
         fences: watch::Sender::default().subscribe(),
+        rollouts: watch::Sender::default().subscribe(),
         may_write: move || may_write,
     };
     let (plans, newest) = watch::channel(Some(Arc::new(plan)));

@@ -13,11 +13,13 @@ use crate::rules::fenced::{is_fenced, is_handing_back};
 use crate::rules::label_coverage::{self, LabelCoverages};
 use crate::rules::object_name::{full_name, name};
 use crate::rules::pod::{Member, PodName};
+use crate::rules::rollout::Decisions;
 use crate::rules::shard;
 use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
 
 mod finalizers;
 mod moves;
+mod rollouts;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
@@ -37,7 +39,8 @@ pub enum Write {
         config: Box<ShardingConfig>,
         /// Whether the epoch changes: proxies get their policies only after this write.
         is_awaited: bool,
-        /// Whether the ownership table of a root that is fenced changes: a move waits for each table.
+        /// Whether the ownership table of a root that is fenced changes, or its rollout, from which a move follows: a
+        /// move waits for each table.
         is_move: bool,
         events: Vec<EventNote>,
     },
@@ -61,6 +64,8 @@ pub struct Observations {
     pub fences: Arc<States>,
     /// Of what roots name.
     pub coverages: LabelCoverages,
+    /// What rollouts say next.
+    pub rollouts: Arc<Decisions>,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
 }
@@ -73,8 +78,9 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
     writes.extend(labels(plan));
     let unlabelled = observed.unlabelled.as_ref();
     let (contacts, new_leader) = (&observed.contacts, observed.new_leader);
-    let (coverages, fences) = (&observed.coverages, &*observed.fences);
-    let inputs = StatusInputs { contacts, conflicts: &conflicts, unlabelled, coverages, fences, new_leader, now };
+    let (coverages, fences, rollouts) = (&observed.coverages, &*observed.fences, &*observed.rollouts);
+    let inputs =
+        StatusInputs { contacts, conflicts: &conflicts, unlabelled, coverages, rollouts, fences, new_leader, now };
     let index = PlanIndex::of(plan);
     writes.extend(finalizers::writes(plan, &observed.fences));
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config) || is_handing_back(config)) {
@@ -88,7 +94,9 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
             let moved = status.ownership.as_ref().filter(|_| config.spec.root.as_ref().is_some_and(is_fenced));
             let moved = moved.filter(|after| table != Some(*after));
             events.extend(moved.into_iter().flat_map(|after| moves::events(table, after)));
-            let is_move = moved.is_some();
+            let rollout = before.and_then(|before| before.rollout.as_ref());
+            events.extend(rollouts::events(rollout, status.rollout.as_ref()));
+            let is_move = moved.is_some() || status.rollout.as_ref() != rollout;
             let config = Box::new(ShardingConfig { status: Some(status), ..config.clone() });
             writes.push(Write::Status { config, is_awaited, is_move, events });
         }
@@ -180,6 +188,9 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
         let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && says_other(was));
         let passes = match condition.type_.as_str() {
             "Programmed" | "Settled" | "WebhookRouted" => bad,
+            // Rollouts have events of their own.
+            "Progressing" => !bad || condition.reason != "StrategyCannotHold",
+            "Analysing" | "Promoted" | "RolledBack" => true,
             // Nor is a fence that is being built.
             "Fenced" => was.is_none() && condition.reason != "Unsupported",
             _ => bad && condition.reason == "Labelling",

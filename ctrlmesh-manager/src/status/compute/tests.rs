@@ -35,8 +35,17 @@ pub(super) fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusI
     static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
     static FENCES: States = States::new();
     static UNKNOWN: LazyLock<LabelCoverages> = LazyLock::new(LabelCoverages::default);
-    let (coverages, fences) = (&*UNKNOWN, &FENCES);
-    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, coverages, fences, new_leader: false, now: at(now) }
+    static NO_ROLLOUTS: Decisions = Decisions::new();
+    StatusInputs {
+        contacts,
+        conflicts: &NONE,
+        unlabelled: None,
+        coverages: &UNKNOWN,
+        rollouts: &NO_ROLLOUTS,
+        fences: &FENCES,
+        new_leader: false,
+        now: at(now),
+    }
 }
 
 pub(super) fn name(pod: &str) -> PodName {

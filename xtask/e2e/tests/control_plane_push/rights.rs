@@ -30,6 +30,8 @@ use crate::full::{OPERATOR, ROOT, SYSTEM, divide_fenced, world};
 use crate::process::Replica;
 use crate::token::{self, TestPod};
 
+mod rollout;
+
 /// What is granted and not asked for here: by whom, of what, how.
 const NOT_ASKED: [(&str, &str, &str); 4] = [
     // The API server looks itself whether whoever writes a fence has this right.
@@ -231,6 +233,7 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     eventually("what labels at once", async || policies.get(POLICY).await.ok()).await;
     fences(client).await;
     breakers_and_faults(client).await;
+    rollout::rollouts(client, folder).await;
     // The API server is reached by another name: the authorities are exchanged.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);
     let before = secrets.get(CA_SECRET).await.unwrap().resource_version();

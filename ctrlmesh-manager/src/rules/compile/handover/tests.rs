@@ -12,6 +12,7 @@ use crate::rules::manifest::Manifests;
 use crate::rules::shard::Labelling;
 
 mod bed;
+mod rollouts;
 
 use bed::{Bed, enrolled, plain, slot};
 

@@ -3,6 +3,7 @@ use ctrlmesh_common::ownership::Revoked;
 
 use super::*;
 use crate::rules::pod::PodName;
+use crate::rules::shard::Versions;
 
 const A: &str = "r-1-normal";
 
@@ -12,6 +13,7 @@ fn shares(pinned: &[&str]) -> Vec<Share> {
     let share = |name: &str, slots: SlotSet, namespaces: &[&str]| Share {
         name: name.to_owned(),
         canary: !namespaces.is_empty(),
+        second: false,
         replicas: 1,
         slots,
         namespaces: namespaces.iter().map(|name| (*name).to_owned()).collect(),
@@ -38,7 +40,15 @@ fn desired(shares: &[Share], enrolled: &[&Member], unenrolled: &[&Member], curre
     let placed = [("a", A), ("b", B), ("c", "r-0-canary")];
     let placed = placed.map(|(pod, shard)| (pod.to_owned(), shard.to_owned())).into();
     let hash = NamespaceHash::default();
-    let workload = Workload { shares, placed: &placed, enrolled, unenrolled, hash, is_leaving: false };
+    let workload = Workload {
+        shares,
+        placed: &placed,
+        enrolled,
+        unenrolled,
+        hash,
+        is_leaving: false,
+        versions: Versions::default(),
+    };
     owning(workload, current, 3)
 }
 

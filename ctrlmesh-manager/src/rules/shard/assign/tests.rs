@@ -8,6 +8,7 @@ fn shares(replicas: &[usize]) -> Vec<Share> {
     let share = |(at, replicas): (usize, &usize)| Share {
         name: format!("s{at}"),
         canary: at == 0,
+        second: false,
         replicas: *replicas,
         slots: SlotSet::EMPTY,
         namespaces: [].into(),

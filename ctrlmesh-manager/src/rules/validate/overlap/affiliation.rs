@@ -135,7 +135,11 @@ fn shards(config: &ShardingConfig) -> Vec<String> {
     let auto = root.auto.iter().flat_map(|auto| 1..=auto.sharding_size);
     let ids = canary.into_iter().chain(auto).chain(root.manual.iter().map(|manual| manual.id));
     let ids = ids.filter_map(|id| usize::try_from(id).ok());
-    ids.filter_map(|id| names::shard(&root.prefix, id).ok()).collect()
+    let ids: Vec<usize> = ids.collect();
+    let is_second = config.status.as_ref().and_then(|status| status.rollout.as_ref()).is_some_and(|one| one.second);
+    let has_second = is_second || root.rollout.is_some();
+    let second = ids.iter().filter(|_| has_second).map(|id| names::second_shard(&root.prefix, *id));
+    ids.iter().map(|id| names::shard(&root.prefix, *id)).chain(second).filter_map(Result::ok).collect()
 }
 
 fn owner<'a>(config: &ShardingConfig, near: &[&'a ShardingConfig]) -> Owner<'a> {

@@ -71,6 +71,7 @@ async fn manage() -> Result<()> {
         recorder: EventRecorder::new(client, "ctrlmesh-manager".into()),
         labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
         fences: FENCES.subscribe(),
+        rollouts: watch::Sender::default().subscribe(),
         contacts: || Arc::new(lock(&CONTACTS).clone()),
         may_write: || true,
     };

@@ -21,6 +21,8 @@ pub(super) struct Bed {
     pub(super) root: String,
     /// As the leader wrote it last.
     pub(super) status: String,
+    /// `status.rollout`, as JSON; empty: there is none.
+    pub(super) rollout: String,
     pub(super) enrolled: Vec<Member>,
     pub(super) unenrolled: Vec<Member>,
     pub(super) evidence: Evidence,
@@ -35,6 +37,7 @@ impl Bed {
         Self {
             root: root(rule),
             status: String::new(),
+            rollout: String::new(),
             enrolled: Vec::new(),
             unenrolled: Vec::new(),
             evidence: evidence::nothing(),
@@ -47,7 +50,12 @@ impl Bed {
     /// What follows from the present state.
     pub(super) fn compiled(&self) -> Compiled {
         let mut manifests = Manifests::default();
-        manifests.read(&(self.root.clone() + &self.status)).unwrap();
+        let status = match (self.status.as_str(), self.rollout.as_str()) {
+            (status, "") => status.to_owned(),
+            ("", rollout) => format!("status: {{rollout: {rollout}}}\n"),
+            (status, rollout) => status.replacen("status: {", &format!("status: {{rollout: {rollout}, "), 1),
+        };
+        manifests.read(&(self.root.clone() + &status)).unwrap();
         let revoked_epoch = self.table.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
         let revoked_epoch = self.about.unwrap_or(revoked_epoch);
         let proved = RootEvidence { revoked_epoch, evidence: self.evidence.clone(), ..RootEvidence::default() };

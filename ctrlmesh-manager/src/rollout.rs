@@ -1,0 +1,10 @@
+//! Tries new versions of operators: decides by what their pods do and by metrics, promotes pods, and puts pod templates
+//! back.
+
+mod prometheus;
+mod metrics;
+mod window;
+mod action;
+pub mod gate;
+pub mod workload;
+pub mod controller;

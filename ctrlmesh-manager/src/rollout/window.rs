@@ -1,0 +1,230 @@
+//! Measures what the pods of two versions do from one check to the next.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use ctrlmesh_common::api::{CheckVerdict, Trial};
+use ctrlmesh_common::rollout::{self, Sample};
+use ctrlmesh_common::wire::Traffic;
+
+use super::metrics::{Judgement, combine};
+use crate::rules::rollout::Owned;
+
+/// What is known of one pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct PodCounts {
+    pub(super) traffic: Traffic,
+    pub(super) restarts: u32,
+}
+
+/// The counts of one version's pods, by UID.
+pub(super) type VersionCounts = BTreeMap<String, PodCounts>;
+
+/// From when the counts are compared, for one step of a trial.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    revision: String,
+    step: i32,
+    /// By the version on trial: where it changes, rates per object mean nothing.
+    owned: Owned,
+    began_at: Instant,
+    checked_at: Instant,
+    before: BTreeMap<String, PodCounts>,
+    /// How often the containers of each pod had been restarted when the step began. Those of a version that crashes
+    /// wait longer each time: so its restarts are counted over the step.
+    restarts: BTreeMap<String, u32>,
+    /// How often at the last check.
+    checked_restarts: u64,
+    /// What the old version did before it owned nothing any more.
+    last_old: Option<Sample>,
+}
+
+impl Window {
+    /// For the step of `trial` that begins now, with what it owns, after window `last`.
+    pub(super) fn begin(trial: &Trial, owned: Owned, last: Option<Self>, now: Instant) -> Self {
+        let last = last.filter(|last| last.revision == trial.revision);
+        let last_old = last.as_ref().and_then(|last| last.last_old);
+        let same_step = last.filter(|last| last.step == trial.step);
+        let (restarts, checked_restarts) =
+            same_step.map(|last| (last.restarts, last.checked_restarts)).unwrap_or_default();
+        let (revision, step, before) = (trial.revision.clone(), trial.step, BTreeMap::new());
+        Self { revision, step, owned, began_at: now, checked_at: now, before, restarts, checked_restarts, last_old }
+    }
+
+    /// Whether it is that of the step that `trial` is in, with what it owns.
+    pub(super) fn is_of(&self, trial: &Trial, owned: &Owned) -> bool {
+        self.revision == trial.revision && self.step == trial.step && self.owned == *owned
+    }
+
+    /// Takes what a pod has done until it is first heard of for no behaviour: it starts then. From then on all are
+    /// compared.
+    pub(super) fn observe<'a>(
+        &mut self,
+        counts: impl Iterator<Item = (&'a String, &'a PodCounts)> + Clone,
+        now: Instant,
+    ) {
+        for (uid, counts) in counts.clone() {
+            self.restarts.entry(uid.clone()).or_insert(counts.restarts);
+        }
+        let heard = counts.filter(|(_, counts)| counts.traffic.since > 0);
+        if heard.clone().any(|(uid, _)| !self.before.contains_key(uid)) {
+            self.before = heard.map(|(uid, counts)| (uid.clone(), counts.clone())).collect();
+            self.began_at = now;
+        }
+    }
+
+    /// Whether a check is due: `interval` after the last one, with as much time to compare.
+    pub(super) fn is_due(&self, interval: Duration, now: Instant) -> bool {
+        !self.owned.moves && now.saturating_duration_since(self.checked_at.max(self.began_at)) >= interval
+    }
+
+    /// The check of now, of two versions that own so many objects, with what `metrics` say besides. After one that was
+    /// inconclusive, the next goes by what was seen since the last conclusive one.
+    pub(super) fn check(
+        &mut self,
+        [new, old]: [&VersionCounts; 2],
+        [new_objects, old_objects]: [u64; 2],
+        metrics: &[Judgement],
+        now: Instant,
+    ) -> Judgement {
+        let mut new_sample = self.sample(new, new_objects, now);
+        let restarts = new_sample.restarts;
+        // One restart alone counts once.
+        if restarts == self.checked_restarts && restarts < 2 {
+            new_sample.restarts = 0;
+        }
+        self.checked_restarts = restarts;
+        if !old.is_empty() && old_objects > 0 {
+            self.last_old = Some(self.sample(old, old_objects, now));
+        }
+        let (verdict, message) = combine(rollout::compare(&new_sample, self.last_old.as_ref()), metrics);
+        self.checked_at = now;
+        if verdict != CheckVerdict::Inconclusive {
+            self.began_at = now;
+            let heard = new.iter().chain(old).filter(|(_, counts)| counts.traffic.since > 0);
+            self.before = heard.map(|(uid, counts)| (uid.clone(), counts.clone())).collect();
+        }
+        (verdict, message)
+    }
+
+    fn sample(&self, version: &VersionCounts, objects: u64, now: Instant) -> Sample {
+        let time = now.saturating_duration_since(self.began_at);
+        let mut sample = Sample { time, objects, pods: version.len() as u64, ..Sample::default() };
+        for (uid, counts) in version {
+            let restarts = self.restarts.get(uid).copied().unwrap_or_default();
+            sample.restarts += u64::from(counts.restarts.saturating_sub(restarts));
+            let Some(known) = self.before.get(uid) else { continue };
+            // A proxy that began to serve the pod anew counts from 0.
+            let is_same = known.traffic.since == counts.traffic.since;
+            let before = if is_same { known.traffic } else { Traffic::default() };
+            let after = &counts.traffic;
+            sample.requests += after.requests.saturating_sub(before.requests);
+            sample.conflicts += after.conflicts.saturating_sub(before.conflicts);
+            sample.invalid += after.invalid.saturating_sub(before.invalid);
+            sample.client_errors += after.client_errors.saturating_sub(before.client_errors);
+            sample.server_errors += after.server_errors.saturating_sub(before.server_errors);
+            sample.writes += after.writes.saturating_sub(before.writes);
+            sample.deletes += after.deletes.saturating_sub(before.deletes);
+            sample.watches += after.watches.saturating_sub(before.watches);
+            sample.timed += after.timed.saturating_sub(before.timed);
+            sample.latency += Duration::from_micros(after.latency_micros.saturating_sub(before.latency_micros));
+        }
+        sample
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::api::TrialPhase;
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_mins(1);
+
+    fn trial(step: i32) -> Trial {
+        Trial {
+            revision: "new".to_owned(),
+            phase: TrialPhase::Analysing,
+            step,
+            slots: Vec::new(),
+            namespaces: Vec::new(),
+            step_started_at: Time(Timestamp::UNIX_EPOCH),
+            passed: 0,
+            failed: 0,
+            alone_since: None,
+            message: String::new(),
+        }
+    }
+
+    fn counts(uid: &str, since: u64, writes: u64) -> VersionCounts {
+        let traffic = Traffic { since, writes, requests: 2 * writes, ..Traffic::default() };
+        [(uid.to_owned(), PodCounts { traffic, restarts: 0 })].into()
+    }
+
+    #[test]
+    fn a_check_goes_by_what_was_seen_since_the_last_conclusive_one() {
+        let start = Instant::now();
+        let moving = Owned { moves: true, ..Owned::default() };
+        let mut window = Window::begin(&trial(1), moving.clone(), None, start);
+        assert!(!window.is_due(INTERVAL, start + INTERVAL), "its slots are on their way");
+        window = Window::begin(&trial(1), Owned::default(), Some(window), start);
+        let nothing = Owned::default();
+        let is_of = |step, owned| window.is_of(&trial(step), owned);
+        assert!(is_of(1, &nothing) && !is_of(2, &nothing) && !is_of(1, &moving));
+        assert!(!window.is_due(INTERVAL, start + INTERVAL / 2) && window.is_due(INTERVAL, start + INTERVAL));
+        window.observe(counts("n", 0, 0).iter(), start);
+        window.observe(counts("n", 1, 100).iter(), start);
+        let both = [counts("n", 1, 100), counts("o", 1, 500)];
+        let later = start + INTERVAL / 2;
+        window.observe(both.iter().flatten(), later);
+        assert!(!window.is_due(INTERVAL, start + INTERVAL), "from when both were heard of");
+        window.observe(both.iter().flatten(), start + INTERVAL);
+        assert!(window.is_due(INTERVAL, later + INTERVAL));
+        let start = later;
+        let mut check = |minute: u32, new: (u64, u64), old: Option<u64>, metrics: &[Judgement]| {
+            let (new, old) = (counts("n", new.0, new.1), old.map(|old| counts("o", 1, old)).unwrap_or_default());
+            let objects = [10, if old.is_empty() { 0 } else { 10 }];
+            window.check([&new, &old], objects, metrics, start + INTERVAL * minute)
+        };
+        let (verdict, message) = check(1, (1, 101), Some(501), &[]);
+        assert_eq!(verdict, CheckVerdict::Inconclusive, "{message}");
+        let without = [(CheckVerdict::Inconclusive, "metric m has no value".to_owned())];
+        let (verdict, message) = check(2, (1, 120), Some(520), &without);
+        assert!(verdict == CheckVerdict::Inconclusive && message.starts_with("metric m has no value; objects 10"));
+        let (verdict, message) = check(2, (1, 120), Some(520), &[(CheckVerdict::Passed, "metric m is 1".to_owned())]);
+        assert_eq!(verdict, CheckVerdict::Passed);
+        assert!(message.contains("writes per object and minute 1.00 (1.00)"), "20 in two minutes: {message}");
+        assert!(message.ends_with("; metric m is 1"), "{message}");
+        // The old version is gone: what it did last counts.
+        let (verdict, message) = check(3, (1, 150), None, &[]);
+        assert_eq!(verdict, CheckVerdict::Passed, "{message}");
+        // The new version's proxy begins anew, and the operator writes in a loop.
+        let (verdict, message) = check(4, (2, 9000), None, &[]);
+        assert_eq!(verdict, CheckVerdict::Failed, "{message}");
+        assert!(message.contains("wrote 900.0 times per object and minute, the old version 1.0"), "{message}");
+    }
+
+    #[test]
+    fn one_restart_counts_once_and_two_count_in_all_checks() {
+        let start = Instant::now();
+        let of = |restarts, writes| {
+            let mut all = counts("n", 1, writes);
+            for pod in all.values_mut() {
+                pod.restarts = restarts;
+            }
+            all
+        };
+        let mut window = Window::begin(&trial(1), Owned::default(), None, start);
+        window.observe(of(1, 0).iter().chain(&counts("o", 1, 0)), start);
+        let mut check = |minute: u32, restarts| {
+            let writes = u64::from(minute) * 20;
+            let versions = [&of(restarts, writes), &counts("o", 1, writes)];
+            window.check(versions, [10, 10], &[], start + INTERVAL * minute).0
+        };
+        let verdicts = [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)].map(|(minute, restarts)| check(minute, restarts));
+        let (passed, failed) = (CheckVerdict::Passed, CheckVerdict::Failed);
+        assert_eq!(verdicts, [passed, failed, passed, failed, failed]);
+    }
+}

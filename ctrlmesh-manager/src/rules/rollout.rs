@@ -1,0 +1,236 @@
+//! What a root's rollout goes by: its pods, what their readiness gates should say, and which of them are in the way.
+//!
+//! Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::api::{RolloutStatus, Root, ShardingConfig, TrialPhase};
+use ctrlmesh_common::names::annotation;
+use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::rollout::PodFacts;
+use ctrlmesh_common::slots::SlotSet;
+
+use crate::rules::fenced::is_fenced;
+use crate::rules::object_name::{full_name, namespace};
+use crate::rules::pod::{DeletionCost, Gate, Member};
+use crate::rules::shard::{Share, Versions, has_second_name};
+
+/// How old a pod is of which the state of its StatefulSet is known, in seconds.
+const SETTLED_AFTER: i64 = 30;
+
+/// What is to be written into the status of a root, by `NAMESPACE/NAME`.
+pub type Decisions = BTreeMap<String, Decision>;
+
+/// The next status of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// What it follows.
+    pub base: Option<RolloutStatus>,
+    pub next: RolloutStatus,
+}
+
+/// What the readiness gate of a pod should say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedGate {
+    pub holds: bool,
+    /// One word.
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// What a version owns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owned {
+    pub slots: SlotSet,
+    pub namespaces: BTreeSet<String>,
+    /// Whether something is on its way.
+    pub moves: bool,
+}
+
+/// A root with the pods of its workload.
+#[derive(Clone, Debug)]
+pub struct Workload<'a> {
+    pub root: &'a ShardingConfig,
+    pub rule: &'a Root,
+    /// Enrolled pods that have not ended.
+    pub pods: Vec<&'a Member>,
+    versions: Versions<'a>,
+}
+
+/// The roots that have a rollout, or pods with the gate of one, each with the pods of its workload. `members` are the
+/// enrolled pods.
+pub fn workloads<'a>(configs: &'a [ShardingConfig], members: &'a [Member]) -> Vec<Workload<'a>> {
+    let mut by_namespace: BTreeMap<&str, Vec<&Member>> = BTreeMap::new();
+    for pod in members.iter().filter(|pod| pod.enrolled() && !pod.ended) {
+        by_namespace.entry(&pod.name.namespace).or_default().push(pod);
+    }
+    let workload = |root: &'a ShardingConfig| {
+        let rule = root.spec.root.as_ref()?;
+        let near = by_namespace.get(namespace(&root.metadata)).map_or(&[][..], Vec::as_slice);
+        if rule.rollout.is_none() && near.iter().all(|pod| pod.gate.is_none()) {
+            return None;
+        }
+        let pods = near.iter().copied().filter(|pod| pod.is_of_target(rule)).collect();
+        Some(Workload { root, rule, pods, versions: Versions::of(root) })
+    };
+    configs.iter().filter_map(workload).collect()
+}
+
+impl<'a> Workload<'a> {
+    /// Whether new versions are tried now.
+    pub fn has_rollout(&self) -> bool {
+        self.rule.rollout.is_some() && is_fenced(self.rule) && self.root.metadata.deletion_timestamp.is_none()
+    }
+
+    /// Whether the next version takes over everything.
+    pub fn is_promoting(&self) -> bool {
+        self.versions.is_promoting()
+    }
+
+    /// `NAMESPACE/NAME` of the root.
+    pub fn name(&self) -> String {
+        full_name(&self.root.metadata)
+    }
+
+    pub fn status(&self) -> Option<&'a RolloutStatus> {
+        self.root.status.as_ref()?.rollout.as_ref()
+    }
+
+    pub fn table(&self) -> Option<&'a Ownership> {
+        self.root.status.as_ref()?.ownership.as_ref()
+    }
+
+    /// What the version on trial owns.
+    pub fn owned_on_trial(&self) -> Owned {
+        let Some(table) = self.table() else { return Owned::default() };
+        let is_its = |owner: &String| has_second_name(owner) != self.versions.promoted_is_second();
+        let slots = table.slots.iter().filter(|(_, owner)| is_its(owner)).map(|(slot, _)| *slot);
+        let namespaces = table.namespaces.iter().filter(|(_, owner)| is_its(owner)).map(|(name, _)| name.clone());
+        Owned { slots: slots.collect(), namespaces: namespaces.collect(), moves: table.revoked.is_some() }
+    }
+
+    /// What somebody wants done.
+    pub fn command(&self) -> Option<&'a str> {
+        self.root.metadata.annotations.as_ref()?.get(annotation::ROLLOUT).map(String::as_str)
+    }
+
+    pub fn revision(&self, pod: &'a Member) -> Option<&'a str> {
+        pod.revision_of(self.rule)
+    }
+
+    /// Whether the pod is of the version that is promoted.
+    pub fn is_promoted(&self, pod: &Member) -> bool {
+        self.status().is_some_and(|status| pod.revision_of(self.rule) == Some(&status.promoted))
+    }
+
+    /// Whether it is of the version that is tried.
+    pub fn is_on_trial(&self, pod: &Member) -> bool {
+        self.versions.trial().is_some_and(|trial| pod.revision_of(self.rule) == Some(&trial.revision))
+    }
+
+    pub fn facts(&self) -> Vec<PodFacts> {
+        let facts = |pod: &&Member| {
+            Some(PodFacts {
+                revision: pod.revision_of(self.rule)?.to_owned(),
+                created_at: pod.created_at.unwrap_or_default(),
+                terminating: pod.terminating,
+                stopped: pod.stopped,
+                ready: pod.ready,
+                restarts: pod.restarts,
+            })
+        };
+        self.pods.iter().filter_map(facts).collect()
+    }
+
+    /// Pods that a Deployment should delete before others: while the next version takes over, those whose shards own
+    /// nothing any more.
+    pub fn deleted_first(&self) -> BTreeSet<&'a str> {
+        let Some(table) = self.table().filter(|_| self.versions.is_promoting()) else { return BTreeSet::new() };
+        let is_idle = |pod: &&&Member| {
+            let Some(shard) = table.pod_uids.get(&pod.uid) else { return false };
+            self.is_promoted(pod) && !owns(table, shard)
+        };
+        self.pods.iter().filter(is_idle).map(|pod| pod.uid.as_str()).collect()
+    }
+
+    /// What the gate of `pod` should say; `None`: it is not known yet. `shares` are those of the root's division.
+    pub fn gate(&self, pod: &Member, shares: &[Share]) -> Option<WantedGate> {
+        let gate = |holds, reason, message: String| Some(WantedGate { holds, reason, message });
+        if !self.has_rollout() {
+            return gate(true, "NoRollout", "its root tries no new versions".to_owned());
+        }
+        let status = self.status()?;
+        if self.is_promoted(pod) {
+            return gate(true, "Promoted", "its version is promoted".to_owned());
+        }
+        let Some(trial) = self.versions.trial().filter(|_| self.is_on_trial(pod)) else {
+            return gate(
+                false,
+                "NotTried",
+                format!("revision {} is promoted, and this one is not tried", status.promoted),
+            );
+        };
+        let (reason, message) = match trial.phase {
+            TrialPhase::Promoting => return self.gate_of_promotion(pod, shares),
+            TrialPhase::Starting => ("Starting", "its containers are not ready yet".to_owned()),
+            TrialPhase::Analysing => ("Analysing", format!("step {} of its trial", trial.step)),
+            TrialPhase::Waiting => {
+                ("Waiting", format!("step {} of its trial passed, and waits for somebody", trial.step))
+            }
+            TrialPhase::Held | TrialPhase::RollingBack => ("Failed", trial.message.clone()),
+        };
+        gate(false, reason, message)
+    }
+
+    /// A pod that takes over holds its workload up until all that is its own has come, and until the pods that it
+    /// replaces are marked.
+    fn gate_of_promotion(&self, pod: &Member, shares: &[Share]) -> Option<WantedGate> {
+        let gate = |holds, reason, message: &str| Some(WantedGate { holds, reason, message: message.to_owned() });
+        let table = self.table()?;
+        let own = table.pod_uids.get(&pod.uid)?;
+        let share = shares.iter().find(|share| share.name == *own)?;
+        let has = |owner: Option<&String>| owner == Some(own);
+        let has_all = share.slots.iter().all(|slot| has(table.slots.get(&slot)))
+            && share.namespaces.iter().all(|namespace| has(table.namespaces.get(namespace)));
+        let deleted_first = self.deleted_first();
+        let is_deployment = self.rule.target_deployment.is_some();
+        let unmarked = |pod: &&Member| {
+            let is_none = pod.deletion_cost == DeletionCost::None;
+            is_deployment && is_none && deleted_first.contains(pod.uid.as_str())
+        };
+        if !pod.ready || !has_all || self.pods.iter().copied().any(|pod| unmarked(&pod)) {
+            return gate(false, "TakingOver", "it takes over its share");
+        }
+        gate(true, "TookOver", "it owns its share")
+    }
+
+    /// Pods that a StatefulSet leaves alone because they never become Ready, though their template is not its own any
+    /// more. `update_revision` is that of its template, if it is known, and `now` is in seconds since 1970.
+    pub fn stuck(&self, update_revision: Option<&str>, now: i64) -> Vec<&'a Member> {
+        let Some(update_revision) = update_revision.filter(|_| self.rule.target_stateful_set.is_some()) else {
+            return Vec::new();
+        };
+        // Of a pod that has just come, the StatefulSet may say more in a moment.
+        let is_old = |pod: &Member| pod.created_at.is_some_and(|at| now.saturating_sub(at) >= SETTLED_AFTER);
+        let is_held = |pod: &Member| is_old(pod) && pod.gate.as_ref().is_some_and(|gate| gate.holds == Some(false));
+        let is_other = |pod: &Member| pod.revision_of(self.rule).is_some_and(|revision| revision != update_revision);
+        let stuck = |pod: &&Member| is_held(pod) && is_other(pod) && !self.is_promoted(pod) && !pod.terminating;
+        self.pods.iter().copied().filter(stuck).collect()
+    }
+}
+
+/// Whether the pod's gate says something else, or nothing.
+pub fn differs(gate: &Gate, wanted: &WantedGate) -> bool {
+    gate.holds != Some(wanted.holds) || gate.message != wanted.message
+}
+
+/// Whether `shard` has anything, or had it until it was taken away.
+fn owns(table: &Ownership, shard: &str) -> bool {
+    let revoked = table.revoked.iter();
+    let revoked = revoked.flat_map(|revoked| revoked.slots.values().chain(revoked.namespaces.values()));
+    let mut owners = table.slots.values().chain(table.namespaces.values()).chain(revoked);
+    owners.any(|owner| owner == shard)
+}
+
+#[cfg(test)]
+mod tests;

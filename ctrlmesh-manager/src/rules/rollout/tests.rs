@@ -1,0 +1,122 @@
+use std::collections::BTreeMap;
+
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::slots::Slot;
+
+use super::*;
+use crate::rules::manifest::Manifests;
+use crate::rules::pod::{Owner, PodName};
+
+const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: root, namespace: ops}\n\
+    spec: {root: {prefix: r, targetDeployment: op, rollout: {}, auto: {shardingSize: 1, everyShardReplicas: 1}}}\n";
+
+/// A root with this status, and a pod of each of the revisions `one` and `two`.
+fn case(rollout: &str) -> (Vec<ShardingConfig>, Vec<Member>) {
+    let mut manifests = Manifests::default();
+    manifests.read(&format!("{ROOT}status: {{rollout: {rollout}}}\n")).unwrap();
+    (manifests.configs, ["one", "two"].map(pod).into())
+}
+
+fn pod(revision: &str) -> Member {
+    let labels = [(label::ENABLE_PROXY, "true"), (label::POD_TEMPLATE_HASH, revision)];
+    Member {
+        name: PodName { namespace: "ops".to_owned(), name: format!("op-{revision}") },
+        uid: revision.to_owned(),
+        labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        owner: Some(Owner { kind: "ReplicaSet".to_owned(), name: format!("op-{revision}") }),
+        gate: Some(Gate::default()),
+        created_at: Some(100),
+        ready: true,
+        ..Member::default()
+    }
+}
+
+fn trial(phase: &str) -> String {
+    format!(
+        "{{promoted: one, trial: {{revision: two, phase: {phase}, step: 1, passed: 0, failed: 0, message: why, \
+         stepStartedAt: '2026-01-01T00:00:00Z'}}}}"
+    )
+}
+
+/// Whether each of both pods may be Ready.
+fn gates(rollout: &str) -> [Option<bool>; 2] {
+    let (configs, members) = case(rollout);
+    let all = workloads(&configs, &members);
+    [0, 1].map(|at| all[0].gate(&members[at], &[]).map(|gate| gate.holds))
+}
+
+#[test]
+fn pods_on_trial_wait_and_others_do_not() {
+    assert_eq!(gates("{promoted: one}"), [Some(true), Some(false)]);
+    for phase in ["Starting", "Analysing", "Waiting", "Held", "RollingBack"] {
+        assert_eq!(gates(&trial(phase)), [Some(true), Some(false)], "{phase}");
+    }
+    assert_eq!(gates(&trial("Promoting")), [Some(true), None], "there is no table yet");
+    let (mut configs, members) = case(&trial("Analysing"));
+    configs[0].spec.root.as_mut().unwrap().rollout = None;
+    let without = workloads(&configs, &members)[0].gate(&members[1], &[]).unwrap();
+    assert!(without.holds && without.reason == "NoRollout");
+    assert!(differs(&Gate::default(), &without));
+}
+
+#[test]
+fn a_pod_that_takes_over_waits_for_its_share_and_for_the_marks() {
+    let (mut configs, mut members) = case(&trial("Promoting"));
+    let share = Share {
+        name: "r-1-second".to_owned(),
+        canary: false,
+        second: true,
+        replicas: 1,
+        slots: [5, 6].map(|slot: i64| Slot::try_from(slot).unwrap()).into_iter().collect(),
+        namespaces: BTreeSet::new(),
+    };
+    let table = |owned: &[i64]| {
+        let owner = |slot: &i64| (Slot::try_from(*slot).unwrap(), "r-1-second".to_owned());
+        let pods = [("one", "r-1-normal"), ("two", "r-1-second")];
+        Ownership {
+            slots: owned.iter().map(owner).collect(),
+            pod_uids: pods.map(|(uid, shard)| (uid.to_owned(), shard.to_owned())).into(),
+            ..Ownership::default()
+        }
+    };
+    let mut holds = |owned: &[i64], members: &[Member]| {
+        configs[0].status.as_mut().unwrap().ownership = Some(table(owned));
+        let all = workloads(&configs, members);
+        assert_eq!(all[0].deleted_first(), ["one"].into());
+        all[0].gate(&members[1], std::slice::from_ref(&share)).unwrap().holds
+    };
+    assert!(!holds(&[5, 6], &members), "the pod that it replaces is not marked");
+    for (cost, expected) in
+        [(DeletionCost::DeletedFirst, true), (DeletionCost::Other, true), (DeletionCost::None, false)]
+    {
+        members[0].deletion_cost = cost;
+        assert_eq!(holds(&[5, 6], &members), expected, "{cost:?}");
+    }
+    members[0].deletion_cost = DeletionCost::DeletedFirst;
+    assert!(!holds(&[5], &members), "a slot is on its way");
+    members[1].ready = false;
+    assert!(!holds(&[5, 6], &members));
+}
+
+#[test]
+fn only_a_held_pod_of_a_former_template_is_stuck() {
+    let (mut configs, _) = case(&trial("RollingBack"));
+    let root = configs[0].spec.root.as_mut().unwrap();
+    (root.target_deployment, root.target_stateful_set) = (None, Some("op".to_owned()));
+    let mut pod = pod("two");
+    pod.name.name = "op-1".to_owned();
+    pod.owner = Some(Owner { kind: "StatefulSet".to_owned(), name: "op".to_owned() });
+    pod.labels.insert(label::CONTROLLER_REVISION_HASH.to_owned(), "two".to_owned());
+    pod.gate = Some(Gate { holds: Some(false), ..Gate::default() });
+    let cases = BTreeMap::from([("two", false), ("one", true)]);
+    for (update_revision, expected) in cases {
+        let members = [pod.clone()];
+        let stuck = workloads(&configs, &members)[0].stuck(Some(update_revision), 200).len();
+        assert_eq!(stuck == 1, expected, "{update_revision}");
+        assert!(workloads(&configs, &members)[0].stuck(Some(update_revision), 120).is_empty(), "it has just come");
+    }
+    for holds in [None, Some(true)] {
+        pod.gate = Some(Gate { holds, ..Gate::default() });
+        assert!(workloads(&configs, &[pod.clone()])[0].stuck(Some("one"), 200).is_empty(), "{holds:?}");
+    }
+}
