@@ -7,6 +7,7 @@ mod files;
 mod validate;
 mod compile;
 mod run;
+mod rollout;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{stdin, stdout};
@@ -20,7 +21,7 @@ use ctrlmesh_runtime::telemetry::{self, LogFormat};
 /// The file name under which `kubectl` finds the program as its plugin.
 const PLUGIN: &str = "kubectl-ctrlmesh";
 
-/// Runs any operator through a shard, and checks ShardingConfigs, without a change to the cluster
+/// Runs any operator through a shard, checks ShardingConfigs, and follows canary upgrades
 #[derive(Debug, Parser)]
 #[command(name = "ctrlmesh", version)]
 struct Arguments {
@@ -39,6 +40,8 @@ enum Command {
     Validate(validate::Validate),
     /// Print the policy of every pod in files, without a cluster. Exits with 1 if something is wrong
     Compile(compile::Compile),
+    /// Show canary upgrades of operators, and go on with one or end one
+    Rollout(rollout::Arguments),
     /// Print how the API server classifies each `METHOD TARGET` line on standard input, as one JSON object a line
     Classify,
     /// Redirect the connections of a cgroup to a proxy by hand, with eBPF
@@ -62,6 +65,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Child(arguments) => return Ok(run::become_command(arguments)),
         Command::Validate(validate) => return validate.run(),
         Command::Compile(compile) => return compile.run(),
+        Command::Rollout(arguments) => rollout::run(arguments)?,
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
         Command::Intercept(arguments) => {
             telemetry::init(LogFormat::Text)?;

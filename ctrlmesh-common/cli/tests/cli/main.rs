@@ -5,6 +5,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 mod manifests;
+mod rollout;
 mod run_command;
 mod run_explained;
 mod run_refused;

@@ -1,0 +1,68 @@
+//! Why a rollout cannot be shown or changed, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use ctrlmesh_common::names::annotation;
+use kube::config::{InferConfigError, KubeconfigError};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RolloutError {
+    #[error("read the kubeconfig `{path}`")]
+    Kubeconfig { path: PathBuf, source: Box<KubeconfigError> },
+    #[error("take the context from the kubeconfig (does `kubectl config get-contexts` list it?)")]
+    Context(#[source] Box<KubeconfigError>),
+    #[error("find the cluster: name a --kubeconfig, or set KUBECONFIG")]
+    NoCluster(#[source] Box<InferConfigError>),
+    #[error("make a client of the API server")]
+    Client(#[source] kube::Error),
+    #[error("start the runtime")]
+    Runtime(#[source] io::Error),
+    #[error(
+        "read ShardingConfigs of namespace {namespace:?} (does `kubectl -n {namespace} get shardingconfigs` work?)"
+    )]
+    Read { namespace: String, source: kube::Error },
+    #[error("annotate ShardingConfig {name:?} of namespace {namespace:?}: it takes the right to patch it")]
+    Write { namespace: String, name: String, source: kube::Error },
+    #[error("print")]
+    Print(#[from] io::Error),
+    #[error("print status.rollout as JSON")]
+    Json(#[from] serde_json::Error),
+    #[error("print status.rollout as YAML")]
+    Yaml(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(
+        "there is no ShardingConfig {name:?} in namespace {namespace:?}: `ctrlmesh rollout status -n {namespace}` lists the roots with a rollout"
+    )]
+    NoSuchRoot { namespace: String, name: String },
+    #[error("ShardingConfig {name:?} is no root: name the root of its shards")]
+    NoRoot { name: String },
+    #[error("root {name:?} has no rollout: add `rollout: {{}}` to its spec.root first")]
+    NoRollout { name: String },
+    #[error("root {name:?} has no status.rollout yet: its workload has no enrolled pod, or no manager leads")]
+    NoStatus { name: String },
+    #[error("root {name:?} tries no revision, and none has failed: change the pod template of its workload first")]
+    NoTrial { name: String },
+    #[error("root {name:?} tries no revision; these have failed, one of which --revision may name: {}", rejected.join(", "))]
+    NameRejected { name: String, rejected: Vec<String> },
+    #[error("revision {revision:?} is promoted already")]
+    Promoted { revision: String },
+    #[error("revision {revision:?} is neither tried nor has it failed; --revision may name one of: {}", known.join(", "))]
+    UnknownRevision { revision: String, known: Vec<String> },
+    #[error(
+        "revision {revision:?} is not tried, so --full has nothing to skip: leave --full out, and it may be tried again"
+    )]
+    NotOnTrial { revision: String },
+    #[error(
+        "revision {revision} failed, and its pods are being replaced: wait until they are gone, and apply its template again"
+    )]
+    RollingBack { revision: String },
+    #[error(
+        "revision {revision:?} is in no step yet, because {message}: wait for phase Analysing, which `ctrlmesh rollout status` shows"
+    )]
+    NotStarted { revision: String, message: String },
+    #[error(
+        "the manager has not carried out {value:?} within {seconds} s; annotation {} stays, and counts when a manager leads: look at the manager's pods",
+        annotation::ROLLOUT
+    )]
+    NotHandled { value: String, seconds: u64 },
+}
