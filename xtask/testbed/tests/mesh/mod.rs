@@ -37,7 +37,13 @@ pub(crate) fn shared() -> &'static Cluster {
 
 /// A cluster of a test's own, with everything deployed: pods of other tests would notice what is done to it.
 pub(crate) fn alone() -> Result<Cluster> {
-    let cluster = Cluster::of(Node::start(&Options { audit: true, ..Options::default() })?);
+    alone_with_bodies(&[])
+}
+
+/// The same, where the audit log has the bodies of writes to these resources, as `plural.group`.
+pub(crate) fn alone_with_bodies(resources: &[&str]) -> Result<Cluster> {
+    let audit_bodies = resources.iter().map(ToString::to_string).collect();
+    let cluster = Cluster::of(Node::start(&Options { audit: true, audit_bodies, ..Options::default() })?);
     deploy(&cluster)?;
     Ok(cluster)
 }

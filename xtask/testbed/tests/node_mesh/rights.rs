@@ -15,7 +15,7 @@ use kube::{Client, Discovery};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
 
 /// What neither manager nor node proxies may do, as one would ask `kubectl auth can-i`.
-const DENIED: [&str; 24] = [
+const DENIED: [&str; 22] = [
     "get secrets --all-namespaces",
     "list secrets --all-namespaces",
     "get secret/other -n ctrlmesh-system",
@@ -24,7 +24,6 @@ const DENIED: [&str; 24] = [
     "get configmaps --all-namespaces",
     "patch configmap/other -n default",
     "create pods --all-namespaces",
-    "delete pods --all-namespaces",
     "create pods --subresource=exec --all-namespaces",
     "patch nodes",
     "get nodes",
@@ -33,7 +32,6 @@ const DENIED: [&str; 24] = [
     "impersonate users",
     "escalate clusterroles",
     "create clusterrolebindings",
-    "patch deployments --all-namespaces",
     "update validatingwebhookconfiguration/other",
     "update validatingwebhookconfiguration/ctrlmesh-labels",
     "delete mutatingwebhookconfiguration/other",
@@ -43,10 +41,14 @@ const DENIED: [&str; 24] = [
 ];
 
 /// What the manager may not do either, though it is near to what it does.
-const DENIED_TO_THE_MANAGER: [&str; 16] = [
+const DENIED_TO_THE_MANAGER: [&str; 20] = [
     "get pods --all-namespaces",
-    "delete pods --all-namespaces",
-    "get statefulsets --all-namespaces",
+    "update pods --all-namespaces",
+    "update pods --subresource=status --all-namespaces",
+    "update deployments --all-namespaces",
+    "delete statefulsets --all-namespaces",
+    "list replicasets --all-namespaces",
+    "patch controllerrevisions --all-namespaces",
     "get shardingconfigs --all-namespaces",
     "update shardingconfigs --all-namespaces",
     "get shardingconfigs --subresource=status --all-namespaces",
@@ -73,8 +75,13 @@ const DENIED_IN_THE_BACKGROUND: [&str; 6] = [
 ];
 
 /// What node proxies may not do, though the manager may.
-const DENIED_ON_NODES: [&str; 9] = [
+const DENIED_ON_NODES: [&str; 14] = [
     "get pods --all-namespaces",
+    "delete pods --all-namespaces",
+    "patch pods --subresource=status --all-namespaces",
+    "patch deployments --all-namespaces",
+    "get statefulsets --all-namespaces",
+    "get controllerrevisions --all-namespaces",
     "get shardingconfigs --all-namespaces",
     "create tokenreviews",
     "get secret/ctrlmesh-ca -n ctrlmesh-system",

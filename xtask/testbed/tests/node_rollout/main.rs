@@ -1,0 +1,12 @@
+//! Canary upgrades of an operator on a real kubelet, judged by the audit log of the API server.
+//!
+//! An ordinary run tries a good version and three bad ones of a Deployment. A full run (`--full`) tries everything.
+
+mod bed;
+mod pods;
+mod trial;
+mod promotions;
+mod failures;
+mod managers;
+#[path = "../mesh/mod.rs"]
+mod mesh;
