@@ -8,8 +8,8 @@
 //!   [`second_shard`](crate::names::second_shard).
 //! - A revision owns nothing before the containers of one of its pods are ready, and while pods of a third revision
 //!   live. Of several new revisions the one with the newest pod is tried.
-//! - A step ends when its pause is over, the last check passed, and at least one did. Too little traffic passes no
-//!   check.
+//! - A step ends when its pause is over, the last check passed, and a pod runs. Too little traffic passes no check, and
+//!   a check that fails begins the pause anew.
 //! - In the last step the revision takes over pod by pod. It is promoted when no pod of the former one lives.
 //! - A revision fails by more failed checks in one step than the rule puts up with, by containers that end again and
 //!   again, by pods that do not start, or by command. Then it owns nothing from the next status on.

@@ -71,7 +71,7 @@ pub struct RolloutStep {
     #[schemars(length(max = 64), inner(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub namespaces: Vec<String>,
     /// How long the step lasts, such as 90s or 10m, or `Manual`: until somebody promotes the new version. A step never
-    /// ends well without a check that passed. Absent: 5m.
+    /// ends well without a check that passed, and a check that fails begins the pause anew. Absent: 5m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == 'Manual' || self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) > duration('0s')")
         .message("must be Manual, or a duration greater than zero, such as 90s or 10m"))]
@@ -150,18 +150,18 @@ pub struct Trial {
     pub revision: String,
     /// What happens to it.
     pub phase: TrialPhase,
-    /// The step, from 1.
+    /// The step, from 1 to 17.
     #[schemars(range(min = 1, max = 17))]
     pub step: i32,
-    /// The slots that it owns in this step, "0" to "31". Absent or empty: none.
+    /// The slots that it owns in this step, "0" to "31". Absent or empty: none. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub slots: Vec<String>,
-    /// The namespaces that it owns besides. Absent or empty: none.
+    /// The namespaces that it owns besides. Absent or empty: none. At most 2048.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2048), inner(length(max = 63)), extend("x-kubernetes-list-type" = "set"))]
     pub namespaces: Vec<String>,
-    /// When the step began.
+    /// When the step began, or last failed a check: from then on its pause counts.
     pub step_started_at: Time,
     /// The checks of this step that passed.
     #[schemars(range(min = 0))]
@@ -172,7 +172,7 @@ pub struct Trial {
     /// Since when no pod of the promoted revision has been there. Absent: there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alone_since: Option<Time>,
-    /// Why it is in this phase.
+    /// Why it is in this phase. Absent or empty: nothing is to be said.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 4096))]
     pub message: String,
@@ -219,7 +219,7 @@ pub struct RolloutCheck {
     /// The revision that is tried.
     #[schemars(length(max = 253))]
     pub revision: String,
-    /// The step, from 1.
+    /// The step, from 1 to 17.
     #[schemars(range(min = 1, max = 17))]
     pub step: i32,
     /// What came of it.

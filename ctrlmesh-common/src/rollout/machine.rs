@@ -211,6 +211,10 @@ impl Machine<'_> {
             self.record(&trial, verdict, message.clone());
             trial.passed += i32::from(verdict == CheckVerdict::Passed);
             trial.failed += i32::from(verdict == CheckVerdict::Failed);
+            if verdict == CheckVerdict::Failed {
+                // The pause begins anew.
+                trial.step_started_at = self.now();
+            }
             trial.message.clone_from(&message);
             self.status.trial = Some(trial.clone());
             if trial.failed > self.rule.failure_limit() {
@@ -222,7 +226,7 @@ impl Machine<'_> {
         }
         let of_step = self.status.checks.iter().filter(|one| one.revision == trial.revision && one.step == trial.step);
         let last = of_step.map(|check| check.verdict).find(|verdict| *verdict != CheckVerdict::Inconclusive);
-        if trial.passed == 0 || last != Some(CheckVerdict::Passed) {
+        if trial.passed == 0 || last != Some(CheckVerdict::Passed) || !self.runs(&trial.revision) {
             return;
         }
         let step = self.step_of(&trial);

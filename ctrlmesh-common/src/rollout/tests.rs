@@ -107,7 +107,12 @@ fn a_step_does_not_end_without_a_check_that_passed() {
     }
     assert_eq!(case.status.as_ref().unwrap().checks.len(), 1, "they do not push out others");
     assert_eq!(case.after(60, FAILED).map(|trial| trial.failed), Some(1));
-    case.after(60, PASSED);
+    case.after(30, PASSED);
+    assert_eq!(case.after(29, PASSED).map(|trial| trial.step), Some(1), "the pause began anew");
+    case.pods[2].ready = false;
+    assert_eq!(case.after(1, None).map(|trial| trial.step), Some(1), "no pod runs");
+    case.pods[2].ready = true;
+    case.next(None);
     assert_eq!(case.phase(), Some(TrialPhase::Promoting));
 }
 

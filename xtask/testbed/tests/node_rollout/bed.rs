@@ -42,7 +42,7 @@ pub(crate) const NEXT: &str = "--resync=1900ms";
 pub(crate) const PAUSE: &str = "10s";
 
 /// The same where the version is to fail in it, which takes some restarts of one that crashes.
-pub(crate) const LONG_PAUSE: &str = "60s";
+pub(crate) const LONG_PAUSE: &str = "120s";
 
 /// Limit for a trial: three steps, and the pods' starts and ends.
 const TRIAL_WITHIN: Duration = Duration::from_mins(10);
