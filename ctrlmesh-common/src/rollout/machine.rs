@@ -58,13 +58,11 @@ impl Machine<'_> {
             }
         }
         let Some(revision) = newest else { return };
-        let is_rejected = self.status.rejected.iter().any(|one| one.revision == revision);
-        if !self.live(&self.status.promoted) && !is_rejected {
-            // There is nothing that it could be compared with, and nothing else that could own anything.
-            (self.status.promoted, self.status.second) = (revision, !self.status.second);
-            return;
-        }
         let rejected = self.status.rejected.iter().find(|one| one.revision == revision);
+        if !self.live(&self.status.promoted) && rejected.is_none() {
+            // There is nothing that it could be compared with, and nothing else that could own anything.
+            return self.set_promoted(revision);
+        }
         let (phase, message) = match rejected {
             Some(rejected) => (TrialPhase::Held, clipped(&format!("it failed before: {}", rejected.message))),
             None => (TrialPhase::Starting, "its pods do not run yet".to_owned()),
@@ -156,6 +154,7 @@ impl Machine<'_> {
 
     /// Takes the check, and goes on where the step is over.
     fn follow_trial(&mut self) {
+        let is_alone = self.follow_alone();
         let Some(trial) = self.status.trial.clone() else { return };
         match trial.phase {
             TrialPhase::Held => {}
@@ -166,27 +165,29 @@ impl Machine<'_> {
                 }
             }
             TrialPhase::Starting => self.follow_start(trial),
-            TrialPhase::Analysing | TrialPhase::Waiting if self.is_alone(&trial) => self.enter(trial, self.steps.len()),
+            _ if is_alone => self.enter(trial, self.steps.len()),
             TrialPhase::Analysing | TrialPhase::Waiting | TrialPhase::Promoting => self.follow_step(trial),
         }
     }
 
-    /// Whether no pod of the promoted revision has been there for [`ABSENT_WITHIN`]: then nobody would own what the
-    /// trial does not. Notes since when there is none.
-    fn is_alone(&mut self, trial: &Trial) -> bool {
-        let since = if self.stays(&self.status.promoted) {
-            None
-        } else {
-            Some(trial.alone_since.clone().unwrap_or_else(|| self.now()))
+    /// Whether no pod of the promoted revision has been there for [`ABSENT_WITHIN`], in a step: then nobody would own
+    /// what the trial does not. Notes since when there is none.
+    fn follow_alone(&mut self) -> bool {
+        let Some(trial) = self.status.trial.take() else { return false };
+        let is_in_step = matches!(trial.phase, TrialPhase::Analysing | TrialPhase::Waiting);
+        let alone_since = match &trial.alone_since {
+            since if !is_in_step => since.clone(),
+            _ if self.stays(&self.status.promoted) => None,
+            since => Some(since.clone().unwrap_or_else(|| self.now())),
         };
-        if let Some(trial) = &mut self.status.trial {
-            trial.alone_since.clone_from(&since);
-        }
-        since.is_some_and(|since| self.since(&since) >= ABSENT_WITHIN && self.runs(&trial.revision))
+        let is_over = alone_since.as_ref().is_some_and(|since| self.since(since) >= ABSENT_WITHIN);
+        let is_alone = is_in_step && is_over && self.runs(&trial.revision);
+        self.status.trial = Some(Trial { alone_since, ..trial });
+        is_alone
     }
 
     fn follow_start(&mut self, trial: Trial) {
-        if let Some(reason) = self.crashes(&trial).filter(|_| !self.runs(&trial.revision)) {
+        if let Some(reason) = self.crashes(&trial) {
             return self.fail(reason);
         }
         let third = |pod: &&PodFacts| pod.revision != trial.revision && pod.revision != self.status.promoted;
@@ -201,9 +202,8 @@ impl Machine<'_> {
         }
     }
 
-    fn follow_step(&mut self, trial: Trial) {
-        let mut trial = self.status.trial.clone().unwrap_or(trial);
-        if let Some(reason) = self.crashes(&trial).filter(|_| !self.runs(&trial.revision)) {
+    fn follow_step(&mut self, mut trial: Trial) {
+        if let Some(reason) = self.crashes(&trial) {
             return self.fail(reason);
         }
         if let Some((verdict, message)) = self.observed.check.clone() {
@@ -253,8 +253,13 @@ impl Machine<'_> {
 
     fn promote(&mut self) {
         if let Some(trial) = self.status.trial.take() {
-            (self.status.promoted, self.status.second) = (trial.revision, !self.status.second);
+            self.set_promoted(trial.revision);
         }
+    }
+
+    /// Its pods stay in their shards, which are those of the promoted version now.
+    fn set_promoted(&mut self, revision: String) {
+        (self.status.promoted, self.status.second) = (revision, !self.status.second);
     }
 
     /// Begins `step`, from 1.
@@ -342,7 +347,8 @@ impl Machine<'_> {
     fn crashes(&self, trial: &Trial) -> Option<String> {
         let of_it = self.observed.pods.iter().filter(|pod| pod.revision == trial.revision && !pod.stopped);
         let restarts = of_it.map(|pod| pod.restarts).max().unwrap_or_default();
-        (restarts >= MAX_RESTARTS).then(|| format!("the containers of one of its pods were restarted {restarts} times"))
+        let crashes = restarts >= MAX_RESTARTS && !self.runs(&trial.revision);
+        crashes.then(|| format!("the containers of one of its pods were restarted {restarts} times"))
     }
 
     /// From 1, within the steps that there are now.
