@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::PodName;
 
+mod by_replica;
 mod receipts;
 mod sidecar_webhooks;
 mod traffic;

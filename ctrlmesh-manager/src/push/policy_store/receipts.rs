@@ -8,6 +8,7 @@ use ctrlmesh_common::wire::{GuardState, WebhookState};
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
+use super::by_replica::{self, ByReplica, OfPod};
 use crate::rules::pod::PodName;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -32,12 +33,9 @@ pub struct Receipt {
 
 #[derive(Debug)]
 pub(super) struct Receipts {
-    by_pod: Mutex<BTreeMap<PodName, OfPod>>,
+    by_pod: Mutex<ByReplica<Receipt>>,
     changed: watch::Sender<u64>,
 }
-
-/// By the replica that got it; none is this one.
-type OfPod = BTreeMap<Option<Arc<str>>, Receipt>;
 
 impl Default for Receipts {
     fn default() -> Self {
@@ -48,13 +46,13 @@ impl Default for Receipts {
 impl Receipts {
     pub(super) fn newest(&self) -> BTreeMap<PodName, Receipt> {
         let by_pod = lock(&self.by_pod);
-        let newest = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), newest(all)?.clone()));
+        let newest = |(pod, all): (&PodName, &OfPod<Receipt>)| Some((pod.clone(), newest(all)?.clone()));
         by_pod.iter().filter_map(newest).collect()
     }
 
     pub(super) fn here(&self) -> BTreeMap<PodName, Receipt> {
         let by_pod = lock(&self.by_pod);
-        let here = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), all.get(&None)?.clone()));
+        let here = |(pod, all): (&PodName, &OfPod<Receipt>)| Some((pod.clone(), all.get(&None)?.clone()));
         by_pod.iter().filter_map(here).collect()
     }
 
@@ -100,14 +98,7 @@ impl Receipts {
 
     /// Drops the receipts of pods that do not exist any more.
     pub(super) fn keep(&self, is_there: impl Fn(&PodName, &str) -> bool) {
-        let mut forgotten = false;
-        lock(&self.by_pod).retain(|pod, receipts| {
-            let before = receipts.len();
-            receipts.retain(|_, receipt| is_there(pod, &receipt.uid));
-            forgotten |= receipts.len() < before;
-            !receipts.is_empty()
-        });
-        if forgotten {
+        if by_replica::retain(&mut lock(&self.by_pod), |pod, _, receipt| is_there(pod, &receipt.uid)) {
             self.change();
         }
     }
@@ -118,7 +109,7 @@ impl Receipts {
 }
 
 /// The receipt of a connected proxy, or else the latest one.
-fn newest(receipts: &OfPod) -> Option<&Receipt> {
+fn newest(receipts: &OfPod<Receipt>) -> Option<&Receipt> {
     receipts.values().max_by_key(|receipt| weight(receipt))
 }
 
@@ -127,7 +118,7 @@ fn weight(receipt: &Receipt) -> (bool, SystemTime) {
 }
 
 /// Drops outdated receipts of other replicas: otherwise each replica that comes and goes would leave one behind.
-fn forget_older(receipts: &mut OfPod) {
+fn forget_older(receipts: &mut OfPod<Receipt>) {
     let counts = newest(receipts).map(weight);
     receipts.retain(|at, one| at.is_none() || one.connected || Some(weight(one)) == counts);
 }

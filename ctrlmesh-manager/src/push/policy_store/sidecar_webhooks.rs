@@ -9,6 +9,7 @@ use ctrlmesh_common::wire::WebhookState;
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
+use super::by_replica::{self, ByReplica, OfPod};
 use crate::rules::pod::PodName;
 
 /// What a node proxy that is connected says.
@@ -23,13 +24,10 @@ pub struct SidecarWebhook {
 
 #[derive(Debug)]
 pub(super) struct SidecarWebhooks {
-    by_pod: Mutex<BTreeMap<PodName, OfPod>>,
+    by_pod: Mutex<ByReplica<SidecarWebhook>>,
     /// Sent to at each change.
     changed: watch::Sender<u64>,
 }
-
-/// By the replica that got it; none is this one.
-type OfPod = BTreeMap<Option<Arc<str>>, SidecarWebhook>;
 
 impl SidecarWebhooks {
     pub(super) fn new(changed: watch::Sender<u64>) -> Self {
@@ -38,13 +36,14 @@ impl SidecarWebhooks {
 
     pub(super) fn states(&self) -> BTreeMap<PodName, WebhookState> {
         let by_pod = lock(&self.by_pod);
-        let state = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), all.values().next()?.state.clone()));
+        let state =
+            |(pod, all): (&PodName, &OfPod<SidecarWebhook>)| Some((pod.clone(), all.values().next()?.state.clone()));
         by_pod.iter().filter_map(state).collect()
     }
 
     pub(super) fn here(&self) -> BTreeMap<PodName, SidecarWebhook> {
         let by_pod = lock(&self.by_pod);
-        let here = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), all.get(&None)?.clone()));
+        let here = |(pod, all): (&PodName, &OfPod<SidecarWebhook>)| Some((pod.clone(), all.get(&None)?.clone()));
         by_pod.iter().filter_map(here).collect()
     }
 
@@ -70,14 +69,7 @@ impl SidecarWebhooks {
     }
 
     fn retain(&self, counts: impl Fn(&PodName, &Option<Arc<str>>, &SidecarWebhook) -> bool) {
-        let mut forgotten = false;
-        lock(&self.by_pod).retain(|pod, all| {
-            let before = all.len();
-            all.retain(|replica, said| counts(pod, replica, said));
-            forgotten |= all.len() < before;
-            !all.is_empty()
-        });
-        if forgotten {
+        if by_replica::retain(&mut lock(&self.by_pod), counts) {
             self.change();
         }
     }

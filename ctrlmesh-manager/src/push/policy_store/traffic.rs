@@ -9,6 +9,7 @@ use ctrlmesh_common::wire::Traffic;
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
+use super::by_replica::{self, ByReplica, OfPod};
 use crate::rules::pod::PodName;
 
 /// What the requests of a pod to the API server have come to, as its proxy reported last.
@@ -21,12 +22,9 @@ pub struct PodTraffic {
 
 #[derive(Debug)]
 pub(super) struct TrafficReports {
-    by_pod: Mutex<BTreeMap<PodName, OfPod>>,
+    by_pod: Mutex<ByReplica<ReportedTraffic>>,
     changed: watch::Sender<u64>,
 }
-
-/// By the replica that got it; none is this one.
-type OfPod = BTreeMap<Option<Arc<str>>, ReportedTraffic>;
 
 #[derive(Debug)]
 struct ReportedTraffic {
@@ -45,7 +43,7 @@ impl Default for TrafficReports {
 impl TrafficReports {
     pub(super) fn newest(&self) -> BTreeMap<PodName, PodTraffic> {
         let by_pod = lock(&self.by_pod);
-        let newest = |(pod, all): (&PodName, &OfPod)| {
+        let newest = |(pod, all): (&PodName, &OfPod<ReportedTraffic>)| {
             let newest = all.values().max_by_key(|one| weight(one))?;
             Some((pod.clone(), newest.of.clone()))
         };
@@ -54,7 +52,7 @@ impl TrafficReports {
 
     pub(super) fn here(&self) -> BTreeMap<PodName, PodTraffic> {
         let by_pod = lock(&self.by_pod);
-        let here = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), all.get(&None)?.of.clone()));
+        let here = |(pod, all): (&PodName, &OfPod<ReportedTraffic>)| Some((pod.clone(), all.get(&None)?.of.clone()));
         by_pod.iter().filter_map(here).collect()
     }
 
@@ -109,14 +107,7 @@ impl TrafficReports {
     }
 
     fn retain(&self, counts: impl Fn(&PodName, &Option<Arc<str>>, &ReportedTraffic) -> bool) {
-        let mut forgotten = false;
-        lock(&self.by_pod).retain(|pod, all| {
-            let before = all.len();
-            all.retain(|replica, reported| counts(pod, replica, reported));
-            forgotten |= all.len() < before;
-            !all.is_empty()
-        });
-        if forgotten {
+        if by_replica::retain(&mut lock(&self.by_pod), counts) {
             self.change();
         }
     }
@@ -133,7 +124,7 @@ fn weight(reported: &ReportedTraffic) -> (bool, u64, u64) {
 }
 
 /// Drops outdated counts of other replicas: otherwise each replica that comes and goes would leave some behind.
-fn forget_older(of_pod: &mut OfPod) {
+fn forget_older(of_pod: &mut OfPod<ReportedTraffic>) {
     let newest = of_pod.values().map(weight).max();
     of_pod.retain(|at, one| at.is_none() || one.connected || Some(weight(one)) == newest);
 }
