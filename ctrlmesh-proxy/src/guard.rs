@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::metrics::{Metrics, RuleMetrics};
-use crate::policy::{Current, FollowedPolicy, PublishGuards};
+use crate::policy::{Current, FollowedPolicy, PublishGuards, until_gone};
 
 use self::refusals::Refusals;
 
@@ -128,12 +128,6 @@ impl PodGuards {
     /// and go. After shutdown has begun, the file is the next process's.
     pub async fn follow(self: Arc<Self>, publish: PublishGuards, drain: Drain, gone: Option<CancellationToken>) {
         let mut current = lock(&self.state).policy.changes();
-        let gone = async {
-            match &gone {
-                Some(gone) => gone.cancelled().await,
-                None => std::future::pending().await,
-            }
-        };
         let following = async {
             while current.changed().await.is_ok() {
                 drop(self.latest_state());
@@ -149,7 +143,7 @@ impl PodGuards {
         };
         tokio::select! {
             () = drain.started() => {}
-            () = gone => return,
+            () = until_gone(gone.as_ref()) => return,
             () = following => {}
             () = saving => {}
             () = self.report(publish) => {}

@@ -35,6 +35,7 @@ pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersion
 pub use loss::loses;
 pub use pod_file::remove_abandoned;
 pub use pod_reports::{GuardReports, PublishGuards, PublishTraffic, PublishWebhook, TrafficReports, WebhookReports};
+pub(crate) use pod_reports::{until_gone, while_served};
 pub use sharding::ShardingError;
 pub use store::{PodPolicies, StoreError};
 pub use validity::{Validities, Validity};

@@ -16,7 +16,7 @@ use http::StatusCode;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::policy::{Current, PublishTraffic};
+use crate::policy::{Current, PublishTraffic, while_served};
 
 /// Between two reports to the manager.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -106,17 +106,7 @@ impl PodTraffic {
         drain: Drain,
         gone: Option<CancellationToken>,
     ) {
-        let gone = async {
-            match &gone {
-                Some(gone) => gone.cancelled().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = drain.started() => {}
-            () = gone => {}
-            () = self.publish(policy, publish) => {}
-        }
+        while_served(self.publish(policy, publish), &drain, gone.as_ref()).await;
     }
 
     async fn publish(&self, mut policy: Current, publish: PublishTraffic) {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ctrlmesh_common::wire::{GuardState, Traffic, WebhookState};
+use ctrlmesh_runtime::drain::Drain;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::PodName;
 
@@ -32,6 +34,27 @@ pub type PublishWebhook = PublishState<WebhookState>;
 
 /// Where the counts of one pod's requests are published.
 pub type PublishTraffic = PublishState<Traffic>;
+
+/// Publishes until shutdown, or until the pod is `gone`.
+pub(crate) async fn while_served(
+    publishing: impl Future<Output = ()>,
+    drain: &Drain,
+    gone: Option<&CancellationToken>,
+) {
+    tokio::select! {
+        () = drain.started() => {}
+        () = until_gone(gone) => {}
+        () = publishing => {}
+    }
+}
+
+/// Completes once the pod is `gone`; never, where nothing says so.
+pub(crate) async fn until_gone(gone: Option<&CancellationToken>) {
+    match gone {
+        Some(gone) => gone.cancelled().await,
+        None => std::future::pending().await,
+    }
+}
 
 /// The state of one pod.
 #[derive(Debug)]

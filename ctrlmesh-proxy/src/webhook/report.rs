@@ -14,7 +14,7 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 
 use super::PodWebhook;
-use crate::policy::PublishWebhook;
+use crate::policy::{PublishWebhook, while_served};
 
 /// Between two reports to the manager.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -55,17 +55,7 @@ impl PodWebhook {
         drain: Drain,
         gone: Option<CancellationToken>,
     ) {
-        let gone = async {
-            match &gone {
-                Some(gone) => gone.cancelled().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = drain.started() => {}
-            () = gone => {}
-            () = self.publish(publish) => {}
-        }
+        while_served(self.publish(publish), &drain, gone.as_ref()).await;
     }
 
     async fn publish(&self, publish: PublishWebhook) {
