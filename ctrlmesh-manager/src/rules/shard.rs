@@ -126,9 +126,9 @@ pub fn divide(
     }
     let made = listed_by.into_iter().map(|(share, listed_by)| {
         let limits = match &listed_by {
-            empty if empty.is_empty() => nothing(rule, labelling),
-            _ => limits(rule, &share.name, &expressions(listed_by, &listed, labelling))?,
-        };
+            empty if empty.is_empty() => nothing(rule, &share.name, labelling),
+            _ => limits(rule, &share.name, &expressions(listed_by, &listed, labelling)),
+        }?;
         Ok(Shard { config: config(root, &share, limits), share })
     });
     made.collect::<Result<_, _>>().map(Some)
@@ -229,20 +229,11 @@ fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, Di
 }
 
 /// The limits of a shard that owns nothing: a label that no object has, whatever the root selects.
-fn nothing(rule: &Root, labelling: &Labelling) -> Vec<Limit> {
-    let none = Expression {
-        key: labelling.namespace_key.clone(),
-        operator: SelectorOperator::In,
-        values: vec![share::NO_NAMESPACE.to_owned()],
-    };
-    let everything = [ResourceSelector::default()];
-    let resources = if rule.resource_selector.is_empty() { &everything[..] } else { &rule.resource_selector };
-    let limit = |resources: &ResourceSelector| Limit {
-        relate_resources: resources.relate_resources.clone(),
-        selector: Some(LabelSelector { match_expressions: vec![none.clone()], ..LabelSelector::default() }),
-        object_selector: None,
-    };
-    resources.iter().map(limit).collect()
+fn nothing(rule: &Root, shard: &str, labelling: &Labelling) -> Result<Vec<Limit>, DivideError> {
+    let resources = rule.resource_selector.iter().map(|one| ResourceSelector { selector: None, ..one.clone() });
+    let rule = Root { resource_selector: resources.collect(), ..Root::default() };
+    let nowhere = ListedBy::Namespaces([share::NO_NAMESPACE.to_owned()].into());
+    limits(&rule, shard, &expressions(nowhere, &BTreeSet::new(), labelling))
 }
 
 /// A shard of slots excludes the `listed` namespaces; a shard of namespaces has no other requirement.
