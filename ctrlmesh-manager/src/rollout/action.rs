@@ -1,5 +1,6 @@
 //! What is to be done in the cluster by a rollout's status, one object at a time.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ctrlmesh_common::api::TrialPhase;
@@ -48,10 +49,12 @@ pub(super) struct Done {
 
 /// What brings pods and workload to what the status says.
 pub(super) fn of(workload: &Workload<'_>, plan: &Plan) -> Vec<Action> {
-    let mut actions = costs(workload);
+    let deleted_first = workload.deleted_first();
+    let mut actions = costs(workload, &deleted_first);
+    let are_marked = workload.are_marked(&deleted_first);
     let shares = if workload.is_promoting() { shares(workload, plan) } else { Vec::new() };
     let staying = workload.pods.iter().filter(|pod| !pod.terminating);
-    actions.extend(staying.filter_map(|pod| gate_of(pod, workload.gate(pod, &shares))));
+    actions.extend(staying.filter_map(|pod| gate_of(pod, workload.gate(pod, &shares, are_marked))));
     let update_revision = workload.rule.target_stateful_set.as_deref().and_then(|set| {
         let name = format!("{}/{set}", namespace(&workload.root.metadata));
         plan.snapshot.update_revisions.get(&name).map(String::as_str)
@@ -65,17 +68,16 @@ pub(super) fn of(workload: &Workload<'_>, plan: &Plan) -> Vec<Action> {
 /// Lets pods be Ready that have the gate, and no root any more.
 pub(super) fn of_others(plan: &Plan, workloads: &[Workload<'_>]) -> Vec<Action> {
     let waits = |pod: &&Member| pod.gate.as_ref().is_some_and(|gate| gate.holds != Some(true)) && !pod.terminating;
-    let is_known = |pod: &Member| workloads.iter().any(|one| one.pods.iter().any(|known| known.uid == pod.uid));
-    let others = plan.snapshot.members.iter().filter(waits).filter(|pod| !is_known(pod));
+    let known: BTreeSet<&str> = workloads.iter().flat_map(|one| &one.pods).map(|pod| pod.uid.as_str()).collect();
+    let others = plan.snapshot.members.iter().filter(waits).filter(|pod| !known.contains(pod.uid.as_str()));
     let wanted = || WantedGate { holds: true, reason: "NoRollout", message: "it has no root".to_owned() };
     others.filter_map(|pod| gate_of(pod, Some(wanted()))).collect()
 }
 
-fn costs(workload: &Workload<'_>) -> Vec<Action> {
+fn costs(workload: &Workload<'_>, deleted_first: &BTreeSet<&str>) -> Vec<Action> {
     if workload.rule.target_deployment.is_none() {
         return Vec::new();
     }
-    let deleted_first = workload.deleted_first();
     let cost = |pod: &&Member| {
         let cost = match (deleted_first.contains(pod.uid.as_str()), pod.deletion_cost) {
             (true, DeletionCost::None) => Some(DELETED_FIRST),

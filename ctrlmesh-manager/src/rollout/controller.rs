@@ -4,7 +4,7 @@
 //! promotes pods, marks those that are in the way, and puts templates back.
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use tokio::time;
 use tracing::info;
 
 use super::action::{self, Action, Done, Key};
-use super::metrics::{Judgement, Progress, Round};
+use super::metrics::{Outcome, Progress, Round};
 use super::window::{PodCounts, VersionCounts, Window};
 use crate::cluster::plan::{Plan, Plans};
 use crate::drain::Drain;
@@ -117,10 +117,10 @@ impl RolloutController {
             }
             differs
         });
-        let known = |root: &String| workloads.iter().any(|one| one.has_rollout() && one.name() == *root);
-        memory.windows.retain(|root, _| known(root));
-        memory.rounds.retain(|root, _| known(root));
-        memory.roll_back_errors.retain(|root, _| known(root));
+        let known: BTreeSet<String> = workloads.iter().filter(|one| one.has_rollout()).map(Workload::name).collect();
+        memory.windows.retain(|root, _| known.contains(root));
+        memory.rounds.retain(|root, _| known.contains(root));
+        memory.roll_back_errors.retain(|root, _| known.contains(root));
         let mut wanted: Vec<Action> = workloads.iter().flat_map(|workload| action::of(workload, plan)).collect();
         wanted.extend(action::of_others(plan, &workloads));
         wanted.retain(|action| memory.may_try(action));
@@ -168,7 +168,7 @@ impl RolloutController {
         trial: &Trial,
         memory: &mut Memory,
         traffic: &OnceCell<TrafficByPod>,
-    ) -> Option<Judgement> {
+    ) -> Option<Outcome> {
         let owns = matches!(trial.phase, TrialPhase::Analysing | TrialPhase::Waiting | TrialPhase::Promoting);
         let (name, now) = (workload.name(), Instant::now());
         let last = memory.windows.remove(&name).filter(|_| owns);
@@ -187,7 +187,7 @@ impl RolloutController {
         if !is_due {
             memory.rounds.remove(&name);
         }
-        let metrics = is_due.then(|| self.judge_metrics(rule, workload, trial, memory)).flatten();
+        let metrics = is_due.then(|| self.check_metrics(rule, workload, trial, memory)).flatten();
         let check = metrics.map(|metrics| {
             let second = workload.status().is_some_and(|status| status.second);
             let objects = [!second, second].map(|second| self.objects_of(workload, second));
@@ -198,20 +198,20 @@ impl RolloutController {
     }
 
     /// The metrics of the check that is due. `None` while their queries run; the first call sends these.
-    fn judge_metrics(
+    fn check_metrics(
         &self,
         rule: &Rollout,
         workload: &Workload<'_>,
         trial: &Trial,
         memory: &mut Memory,
-    ) -> Option<Vec<Judgement>> {
+    ) -> Option<Vec<Outcome>> {
         if rule.metrics().is_empty() {
             return Some(Vec::new());
         }
         let name = workload.name();
         let round = memory.rounds.remove(&name).filter(|round| round.is_of(rule.metrics(), &trial.revision));
         let round = match round.map(Round::progress) {
-            Some(Progress::Done(judgements)) => return Some(judgements),
+            Some(Progress::Done(outcomes)) => return Some(outcomes),
             Some(Progress::Running(round)) => round,
             Some(Progress::Lost) | None => Round::begin(rule.metrics(), placeholders(workload, trial), &self.drain),
         };

@@ -1,4 +1,4 @@
-//! Judges a version on trial by the metrics that its root names.
+//! Checks a version on trial by the metrics that its root names.
 //!
 //! A round asks for all metrics of a root at once, in a task of its own. Looks at other roots do not wait for it.
 
@@ -21,21 +21,21 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_MESSAGE_CHARS: usize = 4096;
 
 /// A verdict, and what it goes by.
-pub(super) type Judgement = (CheckVerdict, String);
+pub(super) type Outcome = (CheckVerdict, String);
 
 /// The queries of one check.
 #[derive(Debug)]
 pub(super) struct Round {
     metrics: Vec<RolloutMetric>,
     placeholders: Placeholders,
-    judgements: oneshot::Receiver<Vec<Judgement>>,
+    outcomes: oneshot::Receiver<Vec<Outcome>>,
 }
 
 /// How a round stands.
 #[derive(Debug)]
 pub(super) enum Progress {
     Running(Round),
-    Done(Vec<Judgement>),
+    Done(Vec<Outcome>),
     /// Its task ended without a result.
     Lost,
 }
@@ -43,14 +43,14 @@ pub(super) enum Progress {
 impl Round {
     /// Sends the queries. Their task ends when the round is dropped.
     pub(super) fn begin(metrics: &[RolloutMetric], placeholders: Placeholders, drain: &Drain) -> Self {
-        let (mut done, judgements) = oneshot::channel();
-        let round = Self { metrics: metrics.to_vec(), placeholders, judgements };
+        let (mut done, outcomes) = oneshot::channel();
+        let round = Self { metrics: metrics.to_vec(), placeholders, outcomes };
         let (metrics, placeholders) = (round.metrics.clone(), round.placeholders.clone());
         drain.spawn_until_started(async move {
-            let judged = join_all(metrics.iter().map(|metric| ask(metric, &placeholders)));
+            let checked = join_all(metrics.iter().map(|metric| ask(metric, &placeholders)));
             tokio::select! {
                 () = done.closed() => {}
-                judged = judged => drop(done.send(judged)),
+                checked = checked => drop(done.send(checked)),
             }
         });
         round
@@ -62,8 +62,8 @@ impl Round {
     }
 
     pub(super) fn progress(mut self) -> Progress {
-        match self.judgements.try_recv() {
-            Ok(judgements) => Progress::Done(judgements),
+        match self.outcomes.try_recv() {
+            Ok(outcomes) => Progress::Done(outcomes),
             Err(oneshot::error::TryRecvError::Empty) => Progress::Running(self),
             Err(oneshot::error::TryRecvError::Closed) => Progress::Lost,
         }
@@ -71,8 +71,8 @@ impl Round {
 }
 
 /// The worst of all verdicts. The message begins with what is worst.
-pub(super) fn combine(compared: Judgement, metrics: &[Judgement]) -> Judgement {
-    let mut all: Vec<Judgement> = [compared].into_iter().chain(metrics.iter().cloned()).collect();
+pub(super) fn combine(compared: Outcome, metrics: &[Outcome]) -> Outcome {
+    let mut all: Vec<Outcome> = [compared].into_iter().chain(metrics.iter().cloned()).collect();
     all.sort_by_key(|(verdict, _)| match verdict {
         CheckVerdict::Failed => 0,
         CheckVerdict::Inconclusive => 1,
@@ -83,7 +83,7 @@ pub(super) fn combine(compared: Judgement, metrics: &[Judgement]) -> Judgement {
     (verdict, messages.join("; ").chars().take(MAX_MESSAGE_CHARS).collect())
 }
 
-async fn ask(metric: &RolloutMetric, placeholders: &Placeholders) -> Judgement {
+async fn ask(metric: &RolloutMetric, placeholders: &Placeholders) -> Outcome {
     let provider = &metric.provider.prometheus;
     let Some(range) = Range::parse(&metric.threshold_range) else {
         return inconclusive(metric, "a bound of its range is no number");
@@ -96,12 +96,12 @@ async fn ask(metric: &RolloutMetric, placeholders: &Placeholders) -> Judgement {
         return inconclusive(metric, "the version has no pod");
     }
     match placeholders.render(&provider.query) {
-        Ok(query) => judge(metric, range, prometheus::query(&address, &query, DEADLINE).await),
+        Ok(query) => outcome_of(metric, range, prometheus::query(&address, &query, DEADLINE).await),
         Err(unknown) => inconclusive(metric, &unknown.to_string()),
     }
 }
 
-fn judge(metric: &RolloutMetric, range: Range, value: Result<f64, MetricError>) -> Judgement {
+fn outcome_of(metric: &RolloutMetric, range: Range, value: Result<f64, MetricError>) -> Outcome {
     let name = &metric.name;
     match value {
         Ok(value) if range.contains(value) => (CheckVerdict::Passed, format!("metric {name} is {}", number(value))),
@@ -114,7 +114,7 @@ fn judge(metric: &RolloutMetric, range: Range, value: Result<f64, MetricError>) 
     }
 }
 
-fn inconclusive(metric: &RolloutMetric, why: &str) -> Judgement {
+fn inconclusive(metric: &RolloutMetric, why: &str) -> Outcome {
     (CheckVerdict::Inconclusive, format!("metric {} has no value: {why}", metric.name))
 }
 

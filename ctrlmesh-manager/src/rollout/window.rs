@@ -7,7 +7,7 @@ use ctrlmesh_common::api::{CheckVerdict, Trial};
 use ctrlmesh_common::rollout::{self, Sample};
 use ctrlmesh_common::wire::Traffic;
 
-use super::metrics::{Judgement, combine};
+use super::metrics::{Outcome, combine};
 use crate::rules::rollout::Owned;
 
 /// What is known of one pod.
@@ -84,9 +84,9 @@ impl Window {
         &mut self,
         [new, old]: [&VersionCounts; 2],
         [new_objects, old_objects]: [u64; 2],
-        metrics: &[Judgement],
+        metrics: &[Outcome],
         now: Instant,
-    ) -> Judgement {
+    ) -> Outcome {
         let mut new_sample = self.sample(new, new_objects, now);
         let restarts = new_sample.restarts;
         // One restart alone counts once.
@@ -183,7 +183,7 @@ mod tests {
         window.observe(both.iter().flatten(), start + INTERVAL);
         assert!(window.is_due(INTERVAL, later + INTERVAL));
         let start = later;
-        let mut check = |minute: u32, new: (u64, u64), old: Option<u64>, metrics: &[Judgement]| {
+        let mut check = |minute: u32, new: (u64, u64), old: Option<u64>, metrics: &[Outcome]| {
             let (new, old) = (counts("n", new.0, new.1), old.map(|old| counts("o", 1, old)).unwrap_or_default());
             let objects = [10, if old.is_empty() { 0 } else { 10 }];
             window.check([&new, &old], objects, metrics, start + INTERVAL * minute)

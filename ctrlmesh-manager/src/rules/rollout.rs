@@ -60,6 +60,10 @@ pub struct Workload<'a> {
 /// The roots that have a rollout, or pods with the gate of one, each with the pods of its workload. `members` are the
 /// enrolled pods.
 pub fn workloads<'a>(configs: &'a [ShardingConfig], members: &'a [Member]) -> Vec<Workload<'a>> {
+    let has_rollout = |config: &ShardingConfig| config.spec.root.as_ref().is_some_and(|rule| rule.rollout.is_some());
+    if !configs.iter().any(has_rollout) && members.iter().all(|pod| pod.gate.is_none()) {
+        return Vec::new();
+    }
     let mut by_namespace: BTreeMap<&str, Vec<&Member>> = BTreeMap::new();
     for pod in members.iter().filter(|pod| pod.enrolled() && !pod.ended) {
         by_namespace.entry(&pod.name.namespace).or_default().push(pod);
@@ -114,10 +118,6 @@ impl<'a> Workload<'a> {
         self.root.metadata.annotations.as_ref()?.get(annotation::ROLLOUT).map(String::as_str)
     }
 
-    pub fn revision(&self, pod: &'a Member) -> Option<&'a str> {
-        pod.revision_of(self.rule)
-    }
-
     /// Whether the pod is of the version that is promoted.
     pub fn is_promoted(&self, pod: &Member) -> bool {
         self.status().is_some_and(|status| pod.revision_of(self.rule) == Some(&status.promoted))
@@ -146,15 +146,23 @@ impl<'a> Workload<'a> {
     /// nothing any more.
     pub fn deleted_first(&self) -> BTreeSet<&'a str> {
         let Some(table) = self.table().filter(|_| self.versions.is_promoting()) else { return BTreeSet::new() };
+        let owners = owners(table);
         let is_idle = |pod: &&&Member| {
-            let Some(shard) = table.pod_uids.get(&pod.uid) else { return false };
-            self.is_promoted(pod) && !owns(table, shard)
+            self.is_promoted(pod) && table.pod_uids.get(&pod.uid).is_some_and(|shard| !owners.contains(shard))
         };
         self.pods.iter().filter(is_idle).map(|pod| pod.uid.as_str()).collect()
     }
 
-    /// What the gate of `pod` should say; `None`: it is not known yet. `shares` are those of the root's division.
-    pub fn gate(&self, pod: &Member, shares: &[Share]) -> Option<WantedGate> {
+    /// Whether all of them are marked for that.
+    pub fn are_marked(&self, deleted_first: &BTreeSet<&str>) -> bool {
+        let is_unmarked = |pod: &&&Member| pod.deletion_cost == DeletionCost::None;
+        let mut unmarked = self.pods.iter().filter(is_unmarked);
+        self.rule.target_deployment.is_none() || !unmarked.any(|pod| deleted_first.contains(pod.uid.as_str()))
+    }
+
+    /// What the gate of `pod` should say; `None`: it is not known yet. `shares` are those of the root's division, and
+    /// `are_marked` is what [`Self::are_marked`] says.
+    pub fn gate(&self, pod: &Member, shares: &[Share], are_marked: bool) -> Option<WantedGate> {
         let gate = |holds, reason, message: String| Some(WantedGate { holds, reason, message });
         if !self.has_rollout() {
             return gate(true, "NoRollout", "its root tries no new versions".to_owned());
@@ -171,7 +179,7 @@ impl<'a> Workload<'a> {
             );
         };
         let (reason, message) = match trial.phase {
-            TrialPhase::Promoting => return self.gate_of_promotion(pod, shares),
+            TrialPhase::Promoting => return self.gate_of_promotion(pod, shares, are_marked),
             TrialPhase::Starting => ("Starting", "its containers are not ready yet".to_owned()),
             TrialPhase::Analysing => ("Analysing", format!("step {} of its trial", trial.step)),
             TrialPhase::Waiting => {
@@ -184,7 +192,7 @@ impl<'a> Workload<'a> {
 
     /// A pod that takes over holds its workload up until all that is its own has come, and until the pods that it
     /// replaces are marked.
-    fn gate_of_promotion(&self, pod: &Member, shares: &[Share]) -> Option<WantedGate> {
+    fn gate_of_promotion(&self, pod: &Member, shares: &[Share], are_marked: bool) -> Option<WantedGate> {
         let gate = |holds, reason, message: &str| Some(WantedGate { holds, reason, message: message.to_owned() });
         let table = self.table()?;
         let own = table.pod_uids.get(&pod.uid)?;
@@ -192,13 +200,7 @@ impl<'a> Workload<'a> {
         let has = |owner: Option<&String>| owner == Some(own);
         let has_all = share.slots.iter().all(|slot| has(table.slots.get(&slot)))
             && share.namespaces.iter().all(|namespace| has(table.namespaces.get(namespace)));
-        let deleted_first = self.deleted_first();
-        let is_deployment = self.rule.target_deployment.is_some();
-        let unmarked = |pod: &&Member| {
-            let is_none = pod.deletion_cost == DeletionCost::None;
-            is_deployment && is_none && deleted_first.contains(pod.uid.as_str())
-        };
-        if !pod.ready || !has_all || self.pods.iter().copied().any(|pod| unmarked(&pod)) {
+        if !pod.ready || !has_all || !are_marked {
             return gate(false, "TakingOver", "it takes over its share");
         }
         gate(true, "TookOver", "it owns its share")
@@ -224,12 +226,11 @@ pub fn differs(gate: &Gate, wanted: &WantedGate) -> bool {
     gate.holds != Some(wanted.holds) || gate.message != wanted.message
 }
 
-/// Whether `shard` has anything, or had it until it was taken away.
-fn owns(table: &Ownership, shard: &str) -> bool {
+/// The shards that have anything, or had it until it was taken away.
+fn owners(table: &Ownership) -> BTreeSet<&String> {
     let revoked = table.revoked.iter();
     let revoked = revoked.flat_map(|revoked| revoked.slots.values().chain(revoked.namespaces.values()));
-    let mut owners = table.slots.values().chain(table.namespaces.values()).chain(revoked);
-    owners.any(|owner| owner == shard)
+    table.slots.values().chain(table.namespaces.values()).chain(revoked).collect()
 }
 
 #[cfg(test)]

@@ -9,24 +9,24 @@ fn metric(name: &str, address: &str, max: &str) -> RolloutMetric {
     RolloutMetric { name: name.to_owned(), provider: MetricProvider { prometheus }, threshold_range }
 }
 
-fn judged(value: Result<f64, MetricError>) -> Judgement {
+fn checked(value: Result<f64, MetricError>) -> Outcome {
     let metric = metric("errors", "http://a", "0.05");
-    judge(&metric, Range::parse(&metric.threshold_range).unwrap(), value)
+    outcome_of(&metric, Range::parse(&metric.threshold_range).unwrap(), value)
 }
 
 #[test]
 fn a_value_is_judged_by_its_range() {
-    assert_eq!(judged(Ok(0.05)), (CheckVerdict::Passed, "metric errors is 0.05".to_owned()));
+    assert_eq!(checked(Ok(0.05)), (CheckVerdict::Passed, "metric errors is 0.05".to_owned()));
     let failed = "metric errors is 0.2, and has to be at most 0.05".to_owned();
-    assert_eq!(judged(Ok(0.2)), (CheckVerdict::Failed, failed));
-    assert_eq!(judged(Ok(1e300)).1, "metric errors is 1e300, and has to be at most 0.05");
-    assert_eq!(judged(Ok(f64::INFINITY)).0, CheckVerdict::Failed);
+    assert_eq!(checked(Ok(0.2)), (CheckVerdict::Failed, failed));
+    assert_eq!(checked(Ok(1e300)).1, "metric errors is 1e300, and has to be at most 0.05");
+    assert_eq!(checked(Ok(f64::INFINITY)).0, CheckVerdict::Failed);
 }
 
 #[test]
 fn without_a_value_nothing_passes() {
     let says = "metric errors has no value: the query gives no data".to_owned();
-    assert_eq!(judged(Err(MetricError::NoData)), (CheckVerdict::Inconclusive, says));
+    assert_eq!(checked(Err(MetricError::NoData)), (CheckVerdict::Inconclusive, says));
 }
 
 #[test]
@@ -56,9 +56,9 @@ async fn all_metrics_of_a_round_are_asked_at_once() {
     assert!(round.is_of(&metrics, "new") && !round.is_of(&metrics[..2], "new") && !round.is_of(&metrics, "old"));
     let Progress::Running(round) = round.progress() else { panic!("nobody has answered") };
     // Nobody ever answers.
-    let judgements = round.judgements.await.unwrap();
+    let outcomes = round.outcomes.await.unwrap();
     assert_eq!(start.elapsed().as_secs(), DEADLINE.as_secs());
-    let messages: Vec<&str> = judgements.iter().map(|(_, message)| message.as_str()).collect();
+    let messages: Vec<&str> = outcomes.iter().map(|(_, message)| message.as_str()).collect();
     assert_eq!(
         messages,
         [
@@ -67,5 +67,5 @@ async fn all_metrics_of_a_round_are_asked_at_once() {
             "metric c has no value: the address of its server is no http URL",
         ]
     );
-    assert!(judgements.iter().all(|(verdict, _)| *verdict == CheckVerdict::Inconclusive));
+    assert!(outcomes.iter().all(|(verdict, _)| *verdict == CheckVerdict::Inconclusive));
 }

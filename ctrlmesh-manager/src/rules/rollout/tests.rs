@@ -42,7 +42,7 @@ fn trial(phase: &str) -> String {
 fn gates(rollout: &str) -> [Option<bool>; 2] {
     let (configs, members) = case(rollout);
     let all = workloads(&configs, &members);
-    [0, 1].map(|at| all[0].gate(&members[at], &[]).map(|gate| gate.holds))
+    [0, 1].map(|at| all[0].gate(&members[at], &[], true).map(|gate| gate.holds))
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn pods_on_trial_wait_and_others_do_not() {
     assert_eq!(gates(&trial("Promoting")), [Some(true), None], "there is no table yet");
     let (mut configs, members) = case(&trial("Analysing"));
     configs[0].spec.root.as_mut().unwrap().rollout = None;
-    let without = workloads(&configs, &members)[0].gate(&members[1], &[]).unwrap();
+    let without = workloads(&configs, &members)[0].gate(&members[1], &[], true).unwrap();
     assert!(without.holds && without.reason == "NoRollout");
     assert!(differs(&Gate::default(), &without));
 }
@@ -82,8 +82,10 @@ fn a_pod_that_takes_over_waits_for_its_share_and_for_the_marks() {
     let mut holds = |owned: &[i64], members: &[Member]| {
         configs[0].status.as_mut().unwrap().ownership = Some(table(owned));
         let all = workloads(&configs, members);
-        assert_eq!(all[0].deleted_first(), ["one"].into());
-        all[0].gate(&members[1], std::slice::from_ref(&share)).unwrap().holds
+        let deleted_first = all[0].deleted_first();
+        assert_eq!(deleted_first, ["one"].into());
+        let are_marked = all[0].are_marked(&deleted_first);
+        all[0].gate(&members[1], std::slice::from_ref(&share), are_marked).unwrap().holds
     };
     assert!(!holds(&[5, 6], &members), "the pod that it replaces is not marked");
     for (cost, expected) in
