@@ -13,8 +13,10 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
-use crate::bed::{AUDIENCE, eventually, of_node};
+use crate::bed::{AUDIENCE, eventually, of_node, soon};
 use crate::full::{OPERATOR, SYSTEM, believed, world};
 use crate::process::{ProxySettings, Replica};
 use crate::stream::Stream;
@@ -53,14 +55,44 @@ async fn until_condition(client: &Client, status: &str, reason: &str) -> String 
     .await
 }
 
-/// The policy of the pod, once it names the webhook.
-async fn with_webhook(stream: &mut Stream) -> (PodEntry, u64) {
-    loop {
-        for entry in stream.update().await.policies {
-            let policy: Policy = serde_json::from_slice(&entry.policy).unwrap();
-            if policy.webhook.is_some() {
+/// A simulated proxy, which applies each policy that it is told. It is gone when this is dropped.
+struct Proxy {
+    reports: mpsc::Sender<Report>,
+    applied: mpsc::Receiver<(PodEntry, Policy)>,
+    _following: JoinSet<()>,
+}
+
+impl Proxy {
+    fn follow(stream: Stream) -> Self {
+        let reports = stream.reports.clone();
+        let (sender, applied) = mpsc::channel(64);
+        let mut following = JoinSet::new();
+        following.spawn(apply_each(stream, sender));
+        Self { reports, applied, _following: following }
+    }
+
+    /// The policy of the pod, once it names the webhook and is granted: before that, it may be told to own nothing.
+    async fn with_webhook(&mut self) -> (PodEntry, u64) {
+        loop {
+            let (entry, policy) = soon("a policy", self.applied.recv()).await.unwrap();
+            if policy.webhook.is_some() && policy.epoch > 0 {
                 return (entry, policy.epoch);
             }
+        }
+    }
+
+    async fn says(&self, entry: &PodEntry, state: WebhookState) {
+        let report = WebhookReport { pod: entry.pod.clone(), state: Some(state) };
+        self.reports.send(Report { content: Some(Content::Webhook(report)) }).await.unwrap();
+    }
+}
+
+async fn apply_each(mut stream: Stream, applied: mpsc::Sender<(PodEntry, Policy)>) {
+    while let Ok(Some(update)) = stream.updates.message().await {
+        for entry in update.policies {
+            let policy: Policy = serde_json::from_slice(&entry.policy).unwrap();
+            stream.applies(&entry, policy.epoch).await;
+            applied.send((entry, policy)).await.unwrap();
         }
     }
 }
@@ -76,9 +108,9 @@ struct Bed {
 }
 
 impl Bed {
-    async fn connect(&self, hello: Hello) -> Stream {
+    async fn connect(&self, hello: Hello) -> Proxy {
         let link = self.endpoint.connect(&Drain::default()).await.unwrap();
-        Stream::begin(link, hello, &[]).await.unwrap()
+        Proxy::follow(Stream::begin(link, hello, &[]).await.unwrap())
     }
 }
 
@@ -115,26 +147,21 @@ async fn a_condition_says_whether_reviews_are_routed() {
     let bed = bed().await;
     let client = &bed.client;
     // An older proxy, which says nothing of it.
-    let mut stream = bed.connect(of_node("node-a")).await;
-    let (entry, epoch) = with_webhook(&mut stream).await;
-    stream.applies(&entry, epoch).await;
+    let mut proxy = bed.connect(of_node("node-a")).await;
+    let (entry, epoch) = proxy.with_webhook().await;
     let message = until_condition(client, "False", "Pending").await;
     assert!(message.contains("no proxy") || message.contains("no node proxy has said"), "{message}");
 
-    let says = async |stream: &Stream, state: &WebhookState| {
-        let report = WebhookReport { pod: entry.pod.clone(), state: Some(state.clone()) };
-        stream.reports.send(Report { content: Some(Content::Webhook(report)) }).await.unwrap();
-    };
     let error = "the key is no PEM".to_owned();
-    says(&stream, &WebhookState { port_taken: true, certificate_read: false, error }).await;
+    proxy.says(&entry, WebhookState { port_taken: true, certificate_read: false, error }).await;
     let message = until_condition(client, "False", "NoCertificate").await;
     assert!(message.contains("op-0") && message.contains("the key is no PEM"), "{message}");
     let routed = WebhookState { port_taken: true, certificate_read: true, error: String::new() };
-    says(&stream, &routed).await;
+    proxy.says(&entry, routed.clone()).await;
     until_condition(client, "True", "Routed").await;
 
     // It comes back, and says it first.
-    drop(stream);
+    drop(proxy);
     let error = "find its addresses".to_owned();
     let known = PolicySummary {
         pod: entry.pod.clone(),
@@ -144,9 +171,9 @@ async fn a_condition_says_whether_reviews_are_routed() {
         version: entry.version,
         webhook: Some(WebhookState { port_taken: false, certificate_read: false, error }),
     };
-    let stream = bed.connect(Hello { known: vec![known], ..of_node("node-a") }).await;
+    let proxy = bed.connect(Hello { known: vec![known], ..of_node("node-a") }).await;
     let message = until_condition(client, "False", "PortNotTaken").await;
     assert!(message.contains("9443") && message.contains("find its addresses"), "{message}");
-    says(&stream, &routed).await;
+    proxy.says(&entry, routed).await;
     until_condition(client, "True", "Routed").await;
 }
