@@ -31,7 +31,7 @@ mod versions;
 mod share;
 mod owned;
 
-pub use assign::{Moves, PodRecord, assign, by_ordinal, choose, unserved};
+pub use assign::{Moves, PodRecord, as_assigned, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, adopts, changes, is_of};
 pub use owned::owned;
 use share::{Former, ListedBy};

@@ -190,6 +190,10 @@ fn pods_made_together_get_different_shards() {
     assert_ne!(third, fourth);
     // What was never seen is forgotten: the shard of the one that is there is not the one that lacks.
     assert_ne!(ask(pod("", None, "Pending"), &known, Duration::from_mins(1)), first);
+    // One that was admitted before the root was known has no label yet, and will have the first shard.
+    let unlabelled = serde_json::to_string(&pod("op-x-a", None, "Running")).unwrap();
+    let known = snapshot(&format!("{root}{unlabelled}"));
+    assert_eq!(ask(pod("", None, "Pending"), &known, Duration::from_mins(2)), Some("r-2-normal"));
 }
 
 /// A pod of the Deployment `op`, which has no name yet.

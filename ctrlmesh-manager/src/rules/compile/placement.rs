@@ -104,7 +104,8 @@ impl<'a> Placement<'a> {
             let shares = self.shares_of(second);
             let recorded = shares.iter().find(|share| pod.labelled_shard() == Some(&share.name));
             let candidates = members.iter().filter(|pod| self.is_candidate(pod) && self.is_second(pod) == second);
-            recorded.or_else(|| shard::choose(&shares, &self.records(candidates), revision)).cloned()
+            let records = || shard::as_assigned(&shares, self.records(candidates));
+            recorded.or_else(|| shard::choose(&shares, &records(), revision)).cloned()
         });
         share.map(|share| share.name)
     }

@@ -72,7 +72,16 @@ pub fn choose<'a>(shares: &'a [Share], records: &[PodRecord], revision: &str) ->
 ///
 /// Pods that may move do so: to a shard without any, and from shards with too many to those with too few.
 pub fn assign(shares: &[Share], records: &[PodRecord], moves: Moves) -> BTreeMap<String, String> {
-    let mut records = records.to_vec();
+    let mut records = as_assigned(shares, records.to_vec());
+    while let Some((pod, to)) = misplaced(shares, &records, moves) {
+        records[pod].shard = Some(to);
+    }
+    records.into_iter().filter_map(|record| Some((record.pod, record.shard?))).collect()
+}
+
+/// The same pods, each with its shard. One whose shard is recorded nowhere yet has one all the same, and counts for the
+/// next: without that, the next would get the same shard, and this one would have to move.
+pub fn as_assigned(shares: &[Share], mut records: Vec<PodRecord>) -> Vec<PodRecord> {
     records.sort_by(|one, other| one.pod.cmp(&other.pod));
     for record in &mut records {
         let exists = |name: &String| shares.iter().any(|share| share.name == *name);
@@ -83,10 +92,7 @@ pub fn assign(shares: &[Share], records: &[PodRecord], moves: Moves) -> BTreeMap
             records[at].shard = choose(shares, &records, &records[at].revision).map(|share| share.name.clone());
         }
     }
-    while let Some((pod, to)) = misplaced(shares, &records, moves) {
-        records[pod].shard = Some(to);
-    }
-    records.into_iter().filter_map(|record| Some((record.pod, record.shard?))).collect()
+    records
 }
 
 pub fn unserved<'a>(
