@@ -98,14 +98,28 @@ impl<'a> WriteCheck<'a> {
 
     /// That every change was made by a replica of a shard that the namespace was of; `shards_of` says which those are.
     pub(crate) fn own(&self, span: &Span, replicas: &Shards, shards_of: impl Fn(&str) -> Vec<String>) -> Result<()> {
-        let mut strange = self.writes(span).filter(|write| {
+        let mut strange: BTreeMap<(&str, Vec<String>), Vec<&Write>> = BTreeMap::new();
+        for write in self.writes(span) {
             let shards = shards_of(&write.object.namespace);
-            !replicas.get(&write.pod).is_some_and(|shard| shards.contains(shard))
+            if !replicas.get(&write.pod).is_some_and(|shard| shards.contains(shard)) {
+                strange.entry((&write.pod, shards)).or_default().push(write);
+            }
+        }
+        let shown = strange.iter().filter_map(|((pod, shards), writes)| {
+            let (first, last) = (writes.first()?, writes.last()?);
+            let others = self.writes(span).filter(|write| write.pod == *pod).count() - writes.len();
+            Some(format!(
+                "\n  {pod}: {} changes in namespaces of {shards:?}, from {} ({}) to {}, and {others} others",
+                writes.len(),
+                first.at,
+                first.object,
+                last.at
+            ))
         });
-        let (first, more) = (strange.next(), strange.count());
         ensure!(
-            first.is_none(),
-            "changed by a replica whose it was not: {first:?}, and {more} more; replicas {replicas:?}"
+            strange.is_empty(),
+            "changed by a replica whose it was not:{}\n  replicas {replicas:?}",
+            shown.collect::<String>()
         );
         Ok(())
     }

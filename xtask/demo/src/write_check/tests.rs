@@ -41,7 +41,7 @@ fn what_moves_may_be_changed_by_both_its_owners_and_by_no_third() {
     assert_eq!(moved(&both).unwrap(), MovedObjects { changes: 3, objects: 2, both: 1 });
     // Nobody else has changed it, so that no object has two writers.
     let third = moved(&[write(1, "z", "moves")]).unwrap_err().to_string();
-    assert!(third.contains("whose it was not"), "{third}");
+    assert!(third.contains("whose it was not") && third.contains("z: 1 changes in namespaces of"), "{third}");
     assert!(moved(&[write(1, "y", "first")]).is_err(), "that stays where it is");
     assert!(moved(&[write(1, "nobody", "first")]).is_err());
 }
