@@ -18,6 +18,9 @@ pub const BACKGROUND: &str = "ctrlmesh-manager-background";
 /// An aggregated role: whoever lists a kind adds the right to label it.
 pub const LABELS: &str = "ctrlmesh-manager-labels";
 
+/// Rights of [`ACCOUNT`] that only rollouts need.
+const ROLLOUTS: &str = "ctrlmesh-manager-rollouts";
+
 /// Name of the webhook configurations in `deploy/`.
 const WEBHOOKS: &str = "ctrlmesh";
 
@@ -40,22 +43,38 @@ pub enum Scope {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// Also the name of the role.
+    pub name: &'static str,
+    /// Whom it is bound to.
     pub account: &'static str,
     pub scope: Scope,
     pub rules: &'static [Rule],
 }
 
 /// All rights but those that [`LABELS`] aggregates.
-pub const ROLES: [Role; 5] = [
-    Role { account: ACCOUNT, scope: Scope::Cluster, rules: &CLUSTER },
-    Role { account: ACCOUNT, scope: Scope::Namespace(NAMESPACE), rules: &OWN },
-    Role { account: ACCOUNT, scope: Scope::Namespace(api_server::NAMESPACE), rules: &OF_API_SERVER },
-    Role { account: BACKGROUND, scope: Scope::Cluster, rules: &BACKGROUND_CLUSTER },
-    Role { account: BACKGROUND, scope: Scope::Namespace(NAMESPACE), rules: &BACKGROUND_OWN },
+pub const ROLES: [Role; 6] = [
+    of(ACCOUNT, Scope::Cluster, &CLUSTER),
+    Role { name: ROLLOUTS, ..of(ACCOUNT, Scope::Cluster, &OF_ROLLOUTS) },
+    of(ACCOUNT, Scope::Namespace(NAMESPACE), &OWN),
+    of(ACCOUNT, Scope::Namespace(api_server::NAMESPACE), &OF_API_SERVER),
+    of(BACKGROUND, Scope::Cluster, &BACKGROUND_CLUSTER),
+    of(BACKGROUND, Scope::Namespace(NAMESPACE), &BACKGROUND_OWN),
 ];
 
-const CLUSTER: [Rule; 26] = [
+/// The rights to put pod templates back, and to say that pods are Ready. They are a role of their own, because whoever
+/// has them can run any pod: it is to be bound only where versions are tried.
+const OF_ROLLOUTS: [Rule; 4] = [
+    rule(
+        "Where a new version of an operator failed, put the earlier pod template of its workload back,",
+        "apps",
+        &["statefulsets", "deployments"],
+        &["get", "patch"],
+    ),
+    rule("read that template,", "apps", &["replicasets", "controllerrevisions"], &["get"]),
+    rule("and delete pods of the failed version, which StatefulSets would not replace.", "", &["pods"], &["delete"]),
+    rule("Tell workloads whether the version of a pod is promoted.", "", &["pods/status"], &["patch"]),
+];
+
+const CLUSTER: [Rule; 22] = [
     rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
     rule(
         "Find enrolled pods, label them with their shard, and say which of them a Deployment should remove first.",
@@ -69,15 +88,6 @@ const CLUSTER: [Rule; 26] = [
         &["statefulsets", "deployments"],
         &["list", "watch"],
     ),
-    rule(
-        "Where a new version of an operator failed, put the earlier pod template of its workload back,",
-        "apps",
-        &["statefulsets", "deployments"],
-        &["get", "patch"],
-    ),
-    rule("read that template,", "apps", &["replicasets", "controllerrevisions"], &["get"]),
-    rule("and delete pods of the failed version, which StatefulSets would not replace.", "", &["pods"], &["delete"]),
-    rule("Tell workloads whether the version of a pod is promoted.", "", &["pods/status"], &["patch"]),
     rule(
         "Write the shards of roots, and ask by a dry run what the API server fences.",
         names::GROUP,
@@ -230,6 +240,10 @@ const BACKGROUND_OWN: [Rule; 1] = [Rule {
     ..rule("Read the list of labelled kinds.", "", &["configmaps"], &["get", "list", "watch"])
 }];
 
+const fn of(account: &'static str, scope: Scope, rules: &'static [Rule]) -> Role {
+    Role { name: account, account, scope, rules }
+}
+
 const fn rule(
     why: &'static str,
     group: &'static str,
@@ -249,7 +263,7 @@ pub fn yaml() -> String {
         vec![account(ACCOUNT, "", ""), account(BACKGROUND, background, "automountServiceAccountToken: false\n")];
     for role in &ROLES {
         documents.push(role_yaml(role));
-        documents.push(binding(role.account, role.account, role.scope));
+        documents.push(binding(role.name, role.account, role.scope));
     }
     documents.push(aggregated_role());
     documents.push(binding(LABELS, BACKGROUND, Scope::Cluster));
@@ -264,7 +278,7 @@ fn account(name: &str, comment: &str, more: &str) -> String {
 
 fn role_yaml(role: &Role) -> String {
     let rules: String = role.rules.iter().map(rule_yaml).collect();
-    format!("{}rules:\n{rules}", head(role.scope.kind(), role.account, role.scope))
+    format!("{}rules:\n{rules}", head(role.scope.kind(), role.name, role.scope))
 }
 
 fn rule_yaml(Rule { why, group, resources, names, verbs }: &Rule) -> String {
@@ -335,7 +349,7 @@ mod tests {
 
     #[test]
     fn nothing_is_granted_twice_or_wholesale() {
-        for Role { account, rules, .. } in &ROLES {
+        for Role { name, rules, .. } in &ROLES {
             let all = rules.iter().flat_map(|rule| {
                 let resources = rule.resources.iter();
                 resources.flat_map(move |resource| {
@@ -347,7 +361,7 @@ mod tests {
             let count = all.len();
             all.sort_unstable();
             all.dedup();
-            assert_eq!(all.len(), count, "{account}");
+            assert_eq!(all.len(), count, "{name}");
         }
     }
 }
