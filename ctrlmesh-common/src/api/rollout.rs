@@ -273,6 +273,14 @@ impl Rollout {
         steps
     }
 
+    /// How long a new version works on a part at least: the pauses of all steps but the last. `None`: some step lasts
+    /// until somebody promotes it.
+    pub fn lasts(&self) -> Option<Duration> {
+        let steps = self.steps();
+        let parts = steps.iter().filter(|step| !step.is_everything());
+        parts.map(RolloutStep::pause).try_fold(Duration::ZERO, |all, pause| Some(all.saturating_add(pause?)))
+    }
+
     /// How often both versions are compared.
     pub fn interval(&self) -> Duration {
         let interval = self.analysis.as_ref().and_then(|analysis| analysis.interval.as_deref());

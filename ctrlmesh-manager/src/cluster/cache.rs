@@ -195,6 +195,7 @@ impl Cache {
             update_revisions: present(sets.iter().map(|(name, set)| (name, &set.update_revision))),
             set_obstacles: present(sets.iter().map(|(name, set)| (name, &set.obstacle))),
             deployment_obstacles: present(deployments.iter().map(|(name, one)| (name, &one.obstacle))),
+            progress_deadlines: present(deployments.iter().map(|(name, one)| (name, &one.progress_deadline))),
             served: Arc::clone(&state.served),
             listed: state.listed.synced.then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),
@@ -368,7 +369,7 @@ impl State {
     }
 }
 
-fn present<'a>(all: impl Iterator<Item = (&'a String, &'a Option<String>)>) -> BTreeMap<String, String> {
+fn present<'a, V: Clone + 'a>(all: impl Iterator<Item = (&'a String, &'a Option<V>)>) -> BTreeMap<String, V> {
     all.filter_map(|(name, value)| Some((name.clone(), value.clone()?))).collect()
 }
 

@@ -24,6 +24,8 @@ pub struct DeploymentInfo {
     pub replicas: Option<i32>,
     /// Why it cannot hold a new version back. `None` as well where its pods do not ask for a proxy.
     pub obstacle: Option<String>,
+    /// After how many seconds without progress it says so. `None` where its pods do not ask for a proxy.
+    pub progress_deadline: Option<i32>,
 }
 
 /// What the manager keeps of a StatefulSet.
@@ -56,7 +58,8 @@ impl From<&Deployment> for DeploymentInfo {
             return Self { account, ..Self::default() };
         }
         let replicas = Some(replicas(spec.and_then(|spec| spec.replicas)));
-        Self { account, replicas, obstacle: obstacle_of_deployment(deployment) }
+        let progress_deadline = spec.and_then(|spec| spec.progress_deadline_seconds);
+        Self { account, replicas, obstacle: obstacle_of_deployment(deployment), progress_deadline }
     }
 }
 

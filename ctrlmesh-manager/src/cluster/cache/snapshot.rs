@@ -36,6 +36,9 @@ pub struct Snapshot {
     pub set_obstacles: BTreeMap<String, String>,
     /// The same of Deployments.
     pub deployment_obstacles: BTreeMap<String, String>,
+    /// After how many seconds without progress a Deployment says so, by `NAMESPACE/NAME`, where its pods ask for a
+    /// proxy.
+    pub progress_deadlines: BTreeMap<String, i32>,
     /// The revision of the template, by `NAMESPACE/NAME` of the StatefulSet, where its pods ask for a proxy.
     pub update_revisions: BTreeMap<String, String>,
     pub served: Arc<ServedResources>,

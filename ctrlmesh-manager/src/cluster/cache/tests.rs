@@ -56,12 +56,13 @@ fn without_written_labels_the_default_is_in_force() {
 }
 
 #[test]
-fn a_snapshot_has_the_obstacles_of_workloads_that_have_one() {
+fn a_snapshot_has_the_obstacles_and_deadlines_of_workloads() {
     let cache = Cache::new(Labelling::default());
     let told = |name: &str, unavailable: i32| {
         let template = json!({"metadata": {"labels": {"ctrlmesh.kusionstack.io/enable-proxy": "true"}}});
         let rolling = json!({"rollingUpdate": {"maxUnavailable": unavailable}});
-        let spec = json!({"replicas": 4, "selector": {}, "template": template, "strategy": rolling});
+        let mut spec = json!({"replicas": 4, "selector": {}, "template": template, "strategy": rolling});
+        spec["progressDeadlineSeconds"] = json!(600 + unavailable);
         let object = json!({"metadata": {"namespace": "ops", "name": name}, "spec": spec});
         Event::Apply(serde_json::from_value::<Deployment>(object).unwrap())
     };
@@ -71,5 +72,6 @@ fn a_snapshot_has_the_obstacles_of_workloads_that_have_one() {
     let snapshot = cache.snapshot();
     assert_eq!(snapshot.deployment_obstacles.keys().collect::<Vec<_>>(), ["ops/bad"]);
     assert_eq!(snapshot.deployment_accounts.len(), 2);
+    assert_eq!(snapshot.progress_deadlines, [("ops/bad".to_owned(), 602), ("ops/good".to_owned(), 600)].into());
     assert!(snapshot.set_obstacles.is_empty());
 }

@@ -1,5 +1,7 @@
 //! The conditions of a root with a rollout.
 
+use std::time::Duration;
+
 use ctrlmesh_common::api::{RolloutStatus, ShardingConfig, TrialPhase};
 
 use crate::cluster::plan::Plan;
@@ -29,6 +31,10 @@ pub(super) fn findings(
     let Some(status) = status else {
         return vec![(PROGRESSING, progressing(None, obstacle))];
     };
+    let impatience = rule.target_deployment.as_ref().and_then(|one| {
+        let deadline = snapshot.progress_deadlines.get(&name(one))?;
+        impatience(*deadline, rule.rollout.as_ref()?.lasts()?)
+    });
     let trial = status.trial.as_ref();
     let promoted = match trial {
         None => finding(true, "Promoted", format!("revision {} owns everything", status.promoted)),
@@ -55,12 +61,11 @@ pub(super) fn findings(
         }
         None => finding(false, "NotNeeded", "the last version that was tried did not fail"),
     };
-    vec![
-        (PROGRESSING, progressing(Some(status), obstacle)),
-        (ANALYSING, analysing),
-        (PROMOTED, promoted),
-        (ROLLED_BACK, rolled_back),
-    ]
+    let mut progressing = progressing(Some(status), obstacle);
+    if let Some(impatience) = impatience.filter(|_| obstacle.is_none()) {
+        progressing.message = format!("{}; {impatience}", progressing.message);
+    }
+    vec![(PROGRESSING, progressing), (ANALYSING, analysing), (PROMOTED, promoted), (ROLLED_BACK, rolled_back)]
 }
 
 fn progressing(status: Option<&RolloutStatus>, obstacle: Option<&String>) -> Finding {
@@ -80,6 +85,34 @@ fn progressing(status: Option<&RolloutStatus>, obstacle: Option<&String>) -> Fin
     }
 }
 
+/// What to say of a Deployment that has no patience for the steps. It goes on all the same.
+fn impatience(deadline: i32, lasts: Duration) -> Option<String> {
+    let (lasts, deadline) = (lasts.as_secs(), u64::try_from(deadline).ok()?);
+    (deadline <= lasts).then(|| {
+        format!(
+            "the steps before the last take {lasts} s, and the Deployment says ProgressDeadlineExceeded after {deadline} s: set its spec.progressDeadlineSeconds to more"
+        )
+    })
+}
+
 fn is_analysed(phase: TrialPhase) -> bool {
     matches!(phase, TrialPhase::Analysing | TrialPhase::Waiting | TrialPhase::Promoting)
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::api::{Rollout, RolloutStep};
+
+    use super::*;
+
+    #[test]
+    fn a_deployment_without_patience_for_the_steps_is_named() {
+        let by_default = Rollout::default().lasts().unwrap();
+        assert_eq!(by_default, Duration::from_mins(10), "two steps of 5 min, and the last");
+        let message = impatience(600, by_default).unwrap();
+        assert!(message.contains("take 600 s") && message.contains("after 600 s"), "{message}");
+        assert_eq!(impatience(601, by_default), None);
+        let manual = RolloutStep { slots: Some(1), pause: Some("Manual".to_owned()), ..RolloutStep::default() };
+        assert_eq!(Rollout { steps: vec![manual], ..Rollout::default() }.lasts(), None);
+    }
 }
