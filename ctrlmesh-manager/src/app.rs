@@ -31,8 +31,6 @@ use crate::ca::store::{AuthoritySettings, CaStore, CaStoreError};
 use crate::ca::trust_bundle::TrustBundle;
 use crate::config::{RunArgs, SameKeysError};
 use crate::drain::Drain;
-use crate::labels::LabelMetrics;
-use crate::labels::migration::MigrationMetrics;
 use crate::leader::lease::{self, Candidate};
 use crate::listen::{Limits, Listener};
 use crate::metrics::{self, PREFIX, Refusals};
@@ -55,6 +53,7 @@ mod connection_limits;
 
 use api_client::ReachError;
 use context::Context;
+use controllers::ControllerMetrics;
 
 /// Pause between attempts to reach the API server at start.
 const RETRY: Duration = Duration::from_secs(1);
@@ -85,8 +84,7 @@ struct Metrics {
     refusals: Refusals,
     push: PushMetrics,
     webhook: WebhookMetrics,
-    labels: LabelMetrics,
-    migration: MigrationMetrics,
+    controllers: ControllerMetrics,
     reviewer: Reviewer,
     leader: Gauge,
     fences_unproved: Gauge,
@@ -211,7 +209,7 @@ impl Startup {
         let refusals = metrics.refusals;
         let serving = Serving { context: &context, presented: &presented, refusals };
         serving.proxies(grpc_listener, metrics.push, metrics.reviewer)?;
-        let routes = controllers::start(&context, self.background, metrics.labels, metrics.migration);
+        let routes = controllers::start(&context, self.background, metrics.controllers);
         serving.webhooks(webhook_listener, metrics.webhook, routes)?;
         Ok(context)
     }
@@ -362,8 +360,7 @@ impl Metrics {
             refusals: Refusals::register(to),
             push: PushMetrics::register(to),
             webhook: WebhookMetrics::register(to),
-            labels: LabelMetrics::register(to),
-            migration: MigrationMetrics::register(to),
+            controllers: ControllerMetrics::register(to),
             reviewer: Reviewer::new(client.clone(), to),
             leader: metrics::gauge(to, "leader", "1 where this replica writes"),
             fences_unproved: metrics::gauge(

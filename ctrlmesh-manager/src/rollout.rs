@@ -4,7 +4,10 @@
 mod prometheus;
 mod metrics;
 mod window;
+mod telemetry;
 mod action;
 pub mod gate;
 pub mod workload;
 pub mod controller;
+
+pub use telemetry::RolloutMetrics;

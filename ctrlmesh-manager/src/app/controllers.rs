@@ -12,6 +12,7 @@ use ctrlmesh_runtime::sync::lock;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -29,6 +30,7 @@ use crate::leader::replica_list::ReplicaList;
 use crate::ownership::FenceKeeper;
 use crate::ownership::fence_state::{self, FenceStates, States};
 use crate::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
+use crate::rollout::RolloutMetrics;
 use crate::rollout::controller::RolloutController;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::rollout::Decisions;
@@ -48,15 +50,27 @@ const REPORTER: &str = "ctrlmesh-manager";
 /// Path of the labelling webhook.
 const LABEL: &str = "/label";
 
+/// What the controllers count.
+pub(super) struct ControllerMetrics {
+    labels: LabelMetrics,
+    migration: MigrationMetrics,
+    rollouts: RolloutMetrics,
+}
+
+impl ControllerMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            labels: LabelMetrics::register(registry),
+            migration: MigrationMetrics::register(registry),
+            rollouts: RolloutMetrics::register(registry),
+        }
+    }
+}
+
 /// Starts all controllers, and returns the webhook routes.
 ///
 /// `background` is a client with a lower priority.
-pub(super) fn start(
-    context: &Context,
-    background: Client,
-    label_metrics: LabelMetrics,
-    migration_metrics: MigrationMetrics,
-) -> Vec<Route> {
+pub(super) fn start(context: &Context, background: Client, counted: ControllerMetrics) -> Vec<Route> {
     let drain = &context.drain;
     let labelling = context.labelling.clone();
     let cache = Cache::start(&context.client, &context.args.namespace, labelling, drain);
@@ -92,18 +106,24 @@ pub(super) fn start(
     drain.spawn_until_started(control.run(plans.clone()));
     drain.spawn_until_started(rules_writer::<CircuitBreaker>(context, &plans, &labels).run());
     drain.spawn_until_started(rules_writer::<FaultInjection>(context, &plans, &labels).run());
-    try_versions(context, &plans, &labels, decisions);
+    try_versions(context, &plans, &labels, decisions, counted.rollouts);
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
     drain.spawn_until_started(replica_list(context, status_writer.clone()).run());
-    migrate_labels(context, labels.clone(), plans.clone(), status_writer, migration_metrics);
-    keep_labels(context, background, labels, label_metrics);
+    migrate_labels(context, labels.clone(), plans.clone(), status_writer, counted.migration);
+    keep_labels(context, background, labels, counted.labels);
     webhook_routes::routes(context, &plans, &cache)
 }
 
 /// Tries new versions of operators, while this replica leads.
-fn try_versions(context: &Context, plans: &Plans, labels: &LabelState, decisions: watch::Sender<Arc<Decisions>>) {
+fn try_versions(
+    context: &Context,
+    plans: &Plans,
+    labels: &LabelState,
+    decisions: watch::Sender<Arc<Decisions>>,
+    metrics: RolloutMetrics,
+) {
     let controller = RolloutController {
         client: context.client.clone(),
         plans: plans.clone(),
@@ -111,6 +131,7 @@ fn try_versions(context: &Context, plans: &Plans, labels: &LabelState, decisions
         objects: labels.counts.clone(),
         decisions,
         leadership: context.leadership.clone(),
+        metrics,
         drain: context.drain.clone(),
     };
     context.drain.spawn_until_started(controller.run());

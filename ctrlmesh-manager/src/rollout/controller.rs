@@ -21,6 +21,7 @@ use tracing::info;
 
 use super::action::{self, Action, Done, Key};
 use super::metrics::{Outcome, Progress, Round};
+use super::telemetry::{RolloutMetrics, Seen};
 use super::window::{PodCounts, VersionCounts, Window};
 use crate::cluster::plan::{Plan, Plans};
 use crate::drain::Drain;
@@ -48,6 +49,7 @@ pub struct RolloutController {
     pub objects: ObjectCounts,
     pub decisions: watch::Sender<Arc<Decisions>>,
     pub leadership: Leadership,
+    pub metrics: RolloutMetrics,
     /// Runs the queries of metrics.
     pub drain: Drain,
 }
@@ -60,6 +62,8 @@ struct Memory {
     /// Queries that run, by `NAMESPACE/NAME` of the root.
     rounds: BTreeMap<String, Round>,
     roll_back_errors: BTreeMap<String, String>,
+    /// By what has been counted.
+    seen: Seen,
     /// When something was last attempted; `None` while it is under way.
     attempts: BTreeMap<Key, Option<Instant>>,
 }
@@ -76,6 +80,7 @@ impl RolloutController {
                 () = here.lost() => {}
             }
             self.decisions.send_replace(Arc::default());
+            self.metrics.leave();
         }
     }
 
@@ -117,7 +122,10 @@ impl RolloutController {
             }
             differs
         });
-        let known: BTreeSet<String> = workloads.iter().filter(|one| one.has_rollout()).map(Workload::name).collect();
+        let with_rollout = || workloads.iter().filter(|one| one.has_rollout());
+        let statuses = with_rollout().filter_map(|one| Some((one.name(), one.status()?))).collect();
+        self.metrics.observe(&mut memory.seen, &statuses);
+        let known: BTreeSet<String> = with_rollout().map(Workload::name).collect();
         memory.windows.retain(|root, _| known.contains(root));
         memory.rounds.retain(|root, _| known.contains(root));
         memory.roll_back_errors.retain(|root, _| known.contains(root));
