@@ -26,6 +26,7 @@ mod relabel;
 mod replicas;
 mod resume;
 mod rights;
+mod rollout_commands;
 mod rotation;
 mod routed;
 mod placement;

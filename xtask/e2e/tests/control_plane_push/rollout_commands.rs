@@ -1,0 +1,126 @@
+//! `ctrlmesh rollout` asks a manager that leads, and shows what comes of it.
+
+use std::process::{Command, Output};
+
+use ctrlmesh_common::api::{RolloutStatus, ShardingConfig, TrialPhase};
+use ctrlmesh_testbed::{ControlPlane, Options};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use crate::bed::eventually;
+use crate::full::{OPERATOR, ROOT, SYSTEM, world};
+use crate::process::Replica;
+use crate::token;
+
+/// The revision that is promoted, and the one that is tried.
+const OLD: &str = "op-5d4f";
+const NEW: &str = "op-77c9";
+
+/// Applies a root that tries new versions, in steps that end by a command.
+async fn apply(client: &Client) {
+    let steps = json!([{"slots": 1, "pause": "Manual"}, {"percent": 50, "pause": "Manual"}, {"percent": 100}]);
+    let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
+    let root = json!({
+        "prefix": "op",
+        "fence": "Proxy",
+        "targetStatefulSet": "op",
+        "auto": {"shardingSize": 2, "everyShardReplicas": 1},
+        "resourceSelector": [{"relateResources": resources}],
+        "rollout": {"steps": steps, "onFailure": "Hold"},
+    });
+    let config = json!({
+        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1",
+        "kind": "ShardingConfig",
+        "metadata": {"name": ROOT},
+        "spec": {"controller": {"leaderElectionName": "op"}, "root": root},
+    });
+    let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    roots.patch(ROOT, &PatchParams::apply("test"), &Patch::Apply(&config)).await.unwrap();
+}
+
+/// Makes a pod of the operator, in this revision; nothing runs it.
+async fn pod(client: &Client, name: &str, revision: &str) {
+    token::pod_with_proxy(client, OPERATOR, name).await;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), OPERATOR);
+    let label = json!({"metadata": {"labels": {"controller-revision-hash": revision}}});
+    pods.patch(name, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+}
+
+/// The status of the rollout, as soon as it is as `is` says.
+async fn until(client: &Client, what: &str, is: impl Fn(&RolloutStatus) -> bool) -> RolloutStatus {
+    let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    eventually(what, async || roots.get(ROOT).await.ok()?.status?.rollout.filter(&is)).await
+}
+
+fn is_in(status: &RolloutStatus, phase: TrialPhase) -> bool {
+    status.trial.as_ref().is_some_and(|trial| trial.revision == NEW && trial.phase == phase)
+}
+
+/// `ctrlmesh rollout` with these arguments.
+fn output(cluster: &ControlPlane, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_e2e-ctrlmesh"));
+    command.arg("rollout").args(arguments).args(["--namespace", OPERATOR, "--kubeconfig"]).arg(cluster.kubeconfig());
+    command.output().unwrap()
+}
+
+/// What it prints.
+fn printed(cluster: &ControlPlane, arguments: &[&str]) -> String {
+    let output = output(cluster, arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn a_trial_is_shown_promoted_and_aborted_by_commands() {
+    let cluster = ControlPlane::start(&Options::default()).unwrap();
+    let client = cluster.client().await.unwrap();
+    world(&client).await;
+    let replica = Replica::start(&cluster, SYSTEM, &[]).await;
+    replica.until_ready().await;
+    apply(&client).await;
+    let screen = printed(&cluster, &["status", ROOT]);
+    assert!(screen.contains("StatefulSet op") && screen.contains("none yet"), "{screen}");
+    for name in ["op-0", "op-1"] {
+        pod(&client, name, OLD).await;
+    }
+    until(&client, "the first revision", |status| status.promoted == OLD).await;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), OPERATOR);
+    pods.delete("op-1", &DeleteParams::default().grace_period(0)).await.unwrap();
+    pod(&client, "op-1", NEW).await;
+    until(&client, "a trial", |status| is_in(status, TrialPhase::Analysing)).await;
+    let list = printed(&cluster, &["status"]);
+    let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..5], [ROOT, OLD, NEW, "Analysing", "1/3"], "{list}");
+
+    // Each command returns when the manager has carried it out.
+    let said = printed(&cluster, &["promote", ROOT]);
+    assert!(said.starts_with(&format!("revision {NEW}: Analysing, step 2 of 3")), "{said}");
+    let status: Value = serde_json::from_str(&printed(&cluster, &["status", ROOT, "--output", "json"])).unwrap();
+    assert_eq!((&status["trial"]["step"], &status["promoted"]), (&json!(2), &json!(OLD)), "{status}");
+    let said = printed(&cluster, &["abort", ROOT]);
+    assert!(said.starts_with(&format!("revision {NEW}: Held")), "{said}");
+    let status = until(&client, "the trial to be held", |status| is_in(status, TrialPhase::Held)).await;
+    assert_eq!(status.rejected[0].revision, NEW);
+    let failed = format!("ctrlmesh_manager_rollout_versions_total{{root=\"{OPERATOR}/{ROOT}\",outcome=\"failed\"}}");
+    let held = format!("ctrlmesh_manager_rollout_phase{{root=\"{OPERATOR}/{ROOT}\",phase=\"held\"}}");
+    for one in [failed, held] {
+        let counted = async || replica.metric(&one).await.filter(|count| (count - 1.0).abs() < f64::EPSILON);
+        eventually(&one, counted).await;
+    }
+    let screen = printed(&cluster, &["status", ROOT]);
+    assert!(screen.contains("Rejected:") && screen.contains("somebody aborted it"), "{screen}");
+    // It is tried again.
+    printed(&cluster, &["promote", ROOT, "--revision", NEW]);
+    let status = until(&client, "another trial", |status| is_in(status, TrialPhase::Analysing)).await;
+    assert!(status.rejected.is_empty(), "{status:?}");
+
+    let refused = output(&cluster, &["promote", ROOT, "--revision", "op-none"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && error.contains("op-none"), "{error}");
+    let refused = output(&cluster, &["abort", "nothing"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && error.contains("nothing") && error.contains(OPERATOR), "{error}");
+}
