@@ -261,12 +261,7 @@ async fn an_object_that_cannot_be_labelled_is_reported_once() -> Result<()> {
         })
         .await
     };
-    fails(1).await?;
-    let before = lists(&client, "stubborns").await?;
-    fails(3).await?;
-    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished").await? >= 1);
-    let count = lists(&client, "stubborns").await? - before;
-    ensure!(count < 1.0, "listed {count} times again");
+    // It is told when the kind has been listed: before that, the watch of new objects may show this one.
     let events: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
     retry(|| async {
         let events = events.list(&ListParams::default()).await?;
@@ -278,6 +273,18 @@ async fn an_object_that_cannot_be_labelled_is_reported_once() -> Result<()> {
         Ok(())
     })
     .await?;
+    let again = async || {
+        let (before, failures) = (lists(&client, "stubborns").await?, manager.counted(failed).await?);
+        fails(failures + 1).await?;
+        Ok::<_, anyhow::Error>(lists(&client, "stubborns").await? - before)
+    };
+    // The API server may expire the first watch of a new kind; then it is listed once more, whatever fails.
+    let mut count = again().await?;
+    if count > 0.0 {
+        count = again().await?;
+    }
+    ensure!(count < 1.0, "listed {count} times again");
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished").await? >= 1);
     // The others of its kind are labelled.
     objects.create(&PostParams::default(), &object("other")?).await?;
     let slot = |name: &str| NamespaceHash::default().slot(name).to_string();
