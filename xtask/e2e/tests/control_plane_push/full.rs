@@ -69,6 +69,11 @@ pub(crate) async fn divide(client: &Client, shards: u32, canary: Option<Value>) 
 
 /// The same, where this one fences.
 pub(crate) async fn divide_fenced(client: &Client, fence: &str, shards: u32, canary: Option<Value>) {
+    divide_with(client, fence, shards, canary.map(|canary| ("canary", canary))).await;
+}
+
+/// The same, with another field of the root, if one is given.
+pub(crate) async fn divide_with(client: &Client, fence: &str, shards: u32, field: Option<(&str, Value)>) {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
     let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
     let mut root = json!({
@@ -78,8 +83,8 @@ pub(crate) async fn divide_fenced(client: &Client, fence: &str, shards: u32, can
         "auto": {"shardingSize": shards, "everyShardReplicas": 1},
         "resourceSelector": [{"relateResources": resources}],
     });
-    if let Some(canary) = canary {
-        root["canary"] = canary;
+    if let Some((name, value)) = field {
+        root[name] = value;
     }
     let config = json!({
         "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1",

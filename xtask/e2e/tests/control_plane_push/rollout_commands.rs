@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::bed::eventually;
-use crate::full::{OPERATOR, ROOT, SYSTEM, world};
+use crate::full::{OPERATOR, ROOT, SYSTEM, divide_with, world};
 use crate::process::Replica;
 use crate::token;
 
@@ -21,23 +21,7 @@ const NEW: &str = "op-77c9";
 /// Applies a root that tries new versions, in steps that end by a command.
 async fn apply(client: &Client) {
     let steps = json!([{"slots": 1, "pause": "Manual"}, {"percent": 50, "pause": "Manual"}, {"percent": 100}]);
-    let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
-    let root = json!({
-        "prefix": "op",
-        "fence": "Proxy",
-        "targetStatefulSet": "op",
-        "auto": {"shardingSize": 2, "everyShardReplicas": 1},
-        "resourceSelector": [{"relateResources": resources}],
-        "rollout": {"steps": steps, "onFailure": "Hold"},
-    });
-    let config = json!({
-        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1",
-        "kind": "ShardingConfig",
-        "metadata": {"name": ROOT},
-        "spec": {"controller": {"leaderElectionName": "op"}, "root": root},
-    });
-    let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
-    roots.patch(ROOT, &PatchParams::apply("test"), &Patch::Apply(&config)).await.unwrap();
+    divide_with(client, "Proxy", 2, Some(("rollout", json!({"steps": steps, "onFailure": "Hold"})))).await;
 }
 
 /// Makes a pod of the operator, in this revision; nothing runs it.
