@@ -56,6 +56,18 @@ impl<B: Body + 'static> IdleConnection<B> {
     }
 }
 
+impl<B> IdleConnection<B> {
+    /// Whether there is one.
+    pub(super) fn is_open(&self) -> bool {
+        self.0.borrow().as_ref().is_some_and(|sender| !sender.is_closed())
+    }
+
+    /// Makes a connection the idle one.
+    pub(super) fn keep(&self, sender: SendRequest<B>) {
+        self.0.replace(Some(sender));
+    }
+}
+
 impl<B> Default for IdleConnection<B> {
     fn default() -> Self {
         Self(RefCell::default())

@@ -3,6 +3,10 @@
 //! TLS ends here, with the operator's own certificate. A review of an object that another shard owns goes to a pod of
 //! that shard, straight to its proxy. All else goes to the pod's own server. A proxy that is called by another one,
 //! which the name in its TLS hello tells, asks nobody further. So a review takes one hop at most.
+//!
+//! The caller's connection ends when the pod's own server has ended a connection and takes none any more, as without
+//! us. Were it left open until the pod's network is gone, the caller would not learn of its end, and its next review
+//! would wait in vain.
 
 mod body;
 mod upstream;
@@ -30,6 +34,7 @@ use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time;
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
@@ -75,6 +80,8 @@ struct Calls {
     /// Whether another proxy calls.
     is_peer: bool,
     local: Upstream,
+    /// Notified when a connection to the pod's own server has ended, or there is none.
+    local_ended: Rc<Notify>,
     /// The pod that answers for each other shard, by the shard's name.
     peers: RefCell<HashMap<String, (SocketAddr, Rc<Upstream>)>>,
 }
@@ -127,16 +134,24 @@ impl Server {
         let name = stream.get_ref().1.server_name();
         let is_peer = name == Some(PEER_NAME);
         let name = name.filter(|_| !is_peer).and_then(|name| ServerName::try_from(name.to_owned()).ok());
-        let (local, peers) = <(Upstream, RefCell<_>)>::default();
+        let (local, local_ended, peers) = <(Upstream, Rc<Notify>, RefCell<_>)>::default();
         let drain = self.drain.clone();
         let calls =
-            Rc::new(Calls { server: self, webhook, history, tls, resources, address, name, is_peer, local, peers });
+            Calls { server: self, webhook, history, tls, resources, address, name, is_peer, local, local_ended, peers };
+        let calls = Rc::new(calls);
+        let called = calls.clone();
         let service = service_fn(move |request| Box::pin(calls.clone().call(request)));
         let mut builder = http1_builder();
         // A caller that leaves ends its call, as without us.
         builder.half_close(false).max_buf_size(MAX_HEAD_BYTES).header_read_timeout(IDLE_TIMEOUT);
         let connection = builder.serve_connection(TokioIo::new(stream), service);
-        if let Err(error) = run(connection, http1::Connection::graceful_shutdown, &drain).await {
+        let closing = Box::pin(async move {
+            tokio::select! {
+                () = drain.started() => {}
+                () = called.server_gone() => {}
+            }
+        });
+        if let Err(error) = run(connection, http1::Connection::graceful_shutdown, closing).await {
             debug!(error = &error as &dyn std::error::Error, "connection of a caller of a webhook broke");
         }
     }
@@ -173,7 +188,30 @@ impl Calls {
             .map_or_else(|unanswered| unanswered.response(self.is_peer), |answer| answer.response.map(Either::Left));
         info!(target: "access", webhook = path, route = route.name(), status = response.status().as_u16());
         self.server.metrics.webhooks.answered(route, response.status());
+        if !self.local.is_open() {
+            self.local_ended.notify_one();
+        }
         Ok(response)
+    }
+
+    /// Completes once the pod's own server takes no connections any more, after it has ended one, or was never called.
+    async fn server_gone(&self) {
+        loop {
+            self.local_ended.notified().await;
+            if self.local.is_open() {
+                continue;
+            }
+            let Ok(connection) = self.open_local().await else { return };
+            if !self.local.is_open() {
+                self.local.keep(connection);
+            }
+        }
+    }
+
+    async fn open_local(&self) -> io::Result<upstream::Sender> {
+        let stream = self.webhook.connect(self.address, self.server.dialer.deadline).await?;
+        let name = self.name.clone().unwrap_or_else(|| self.address.ip().into());
+        upstream::open(stream, self.tls.own.clone(), name, &self.server, &self.local_ended).await
     }
 
     async fn answer(&self, mut request: Request<Incoming>) -> Result<Answered, CallError> {
@@ -263,11 +301,7 @@ impl Calls {
     }
 
     async fn locally(&self, route: WebhookRoute, request: Request<Body>) -> Answered {
-        let open = async || {
-            let stream = self.webhook.connect(self.address, self.server.dialer.deadline).await?;
-            let name = self.name.clone().unwrap_or_else(|| self.address.ip().into());
-            upstream::open(stream, self.tls.own.clone(), name, &self.server).await
-        };
+        let open = async || self.open_local().await;
         let answered = time::timeout(MAX_TIMEOUT, upstream::send(&self.local, request, open)).await;
         Answered { route, answer: answered.unwrap_or(Err(Unanswered::Late)) }
     }
@@ -285,7 +319,7 @@ impl Calls {
             let opened = async || {
                 let stream = TcpStream::connect(address).await?;
                 let name = ServerName::try_from(PEER_NAME).map_err(io::Error::other)?;
-                upstream::open(stream, trust.client().http1, name, &self.server).await
+                upstream::open(stream, trust.client().http1, name, &self.server, &Rc::default()).await
             };
             let open = async || time::timeout(PEER_DEADLINE, opened()).await.map_err(io::Error::from).flatten();
             match time::timeout_at(until, upstream::send(&upstream, held.request(), open)).await {

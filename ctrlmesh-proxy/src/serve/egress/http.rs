@@ -103,10 +103,10 @@ impl Client {
             builder.max_concurrent_streams(MAX_STREAMS);
             builder.initial_stream_window_size(STREAM_WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
             builder.timer(TokioTimer::new()).max_header_list_size(MAX_HEAD_BYTES).auto_date_header(false);
-            run(builder.serve_connection(io, service), http2::Connection::graceful_shutdown, &drain).await
+            run(builder.serve_connection(io, service), http2::Connection::graceful_shutdown, drain.started()).await
         } else {
             let connection = http1_builder().serve_connection(io, service).with_upgrades();
-            run(connection, http1::UpgradeableConnection::graceful_shutdown, &drain).await
+            run(connection, http1::UpgradeableConnection::graceful_shutdown, drain.started()).await
         };
         if let Err(error) = ended {
             debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
@@ -222,12 +222,12 @@ pub(in crate::serve) fn http1_builder() -> http1::Builder {
 pub(in crate::serve) async fn run<C: Future>(
     connection: C,
     shut_down: impl FnOnce(Pin<&mut C>),
-    drain: &Drain,
+    closing: impl Future<Output = ()>,
 ) -> C::Output {
     let mut connection = pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => ended,
-        () = drain.started() => {
+        () = closing => {
             shut_down(connection.as_mut());
             connection.await
         }

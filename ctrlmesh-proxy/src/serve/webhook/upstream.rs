@@ -16,6 +16,7 @@ use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::{self, Instant};
 use tokio_rustls::TlsConnector;
 use tracing::debug;
@@ -105,7 +106,7 @@ pub(super) async fn send(
     Ok(Answer { response, took: sent.get().elapsed() })
 }
 
-/// Begins TLS and HTTP/1.1.
+/// Begins TLS and HTTP/1.1. The end of the connection notifies `ended`.
 ///
 /// # Errors
 /// If the server does not present what `config` asks for, or not in time.
@@ -114,6 +115,7 @@ pub(super) async fn open(
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
     server: &Rc<Server>,
+    ended: &Rc<Notify>,
 ) -> io::Result<Sender> {
     accept::set_socket_options(&stream)?;
     let handshake = TlsConnector::from(config).connect(name, stream);
@@ -121,12 +123,13 @@ pub(super) async fn open(
     let mut builder = http1::Builder::new();
     let begun = builder.preserve_header_case(true).handshake(TokioIo::new(stream)).await;
     let (sender, connection) = begun.map_err(io::Error::other)?;
-    let open = server.metrics.upstream_connection();
+    let (open, ended) = (server.metrics.upstream_connection(), ended.clone());
     server.drain.spawn_part(async move {
         if let Err(error) = connection.await {
             debug!(error = &error as &dyn std::error::Error, "connection to a webhook server broke");
         }
         drop(open);
+        ended.notify_one();
     });
     Ok(sender)
 }

@@ -3,16 +3,13 @@
 use std::fs;
 use std::time::Duration;
 
-use rustls_pki_types::ServerName;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time;
-use tokio_rustls::TlsConnector;
 
 use super::bed::{A, OF_A, OF_B, PORT, Webhooks, review};
 use super::who;
-use crate::harness::pki::client_of;
 
 /// What the proxy may use in these tests. Reviews may hold an eighth of it.
 const MEMORY_LIMIT_BYTES: u64 = 128 << 20;
@@ -86,8 +83,7 @@ async fn trickle(mut stream: impl AsyncRead + AsyncWrite + Unpin, first: &[u8]) 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_trickles_is_ended_while_others_are_served() {
     let pods = Webhooks::with(&["--header-timeout", "5s"]).await;
-    let tls = TlsConnector::from(client_of(&[pods.node.pki.path("real.crt")], &["http/1.1"]));
-    let stream = tls.connect(ServerName::try_from("localhost").unwrap(), pods.connect()).await.unwrap();
+    let stream = pods.connect_tls().await;
     let head = b"POST /validate?timeout=1s HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n{";
     // The beginning of a TLS hello of 512 bytes, and of a body.
     let slow = async { tokio::join!(trickle(pods.connect(), b"\x16\x03\x01\x02\x00"), trickle(stream, head)) };

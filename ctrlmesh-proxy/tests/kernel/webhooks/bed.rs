@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
@@ -14,18 +15,24 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
+use rustls_pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::task::{self, JoinSet};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::bed::{Process, must};
+use crate::harness::pki::client_of;
 use crate::harness::proxy::Proxy;
 use crate::harness::until;
 use crate::operators::Node;
 
 pub(crate) const PORT: u16 = 9443;
+
+/// How long the operators' own servers wait for the head of a call, as those of Go do.
+pub(crate) const IDLE: Duration = Duration::from_secs(3);
 
 /// The pods' addresses.
 pub(crate) const A: &str = "10.244.1.5";
@@ -97,7 +104,7 @@ impl Webhooks {
         this
     }
 
-    /// Ends the operators' own servers.
+    /// Ends the operators' own servers, and their connections.
     pub(crate) async fn stop_servers(&mut self) {
         self.servers.shutdown().await;
     }
@@ -108,6 +115,12 @@ impl Webhooks {
         let stream = network.run(|| TcpStream::connect((A, PORT))).unwrap().unwrap();
         stream.set_nonblocking(true).unwrap();
         tokio::net::TcpStream::from_std(stream).unwrap()
+    }
+
+    /// The same, with TLS.
+    pub(crate) async fn connect_tls(&self) -> TlsStream<tokio::net::TcpStream> {
+        let tls = TlsConnector::from(client_of(&[self.node.pki.path("real.crt")], &["http/1.1"]));
+        tls.connect(ServerName::try_from("localhost").unwrap(), self.connect()).await.unwrap()
     }
 
     /// Another proxy, which waits to follow the one that serves; that one is returned.
@@ -147,12 +160,15 @@ impl Webhooks {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         let (tls, who): (Arc<ServerConfig>, _) = (self.node.pki.server(&["http/1.1"]), pod.to_owned());
         self.servers.spawn(async move {
+            let mut open = JoinSet::new();
             while let Ok((stream, peer)) = listener.accept().await {
                 let (tls, who) = (TlsAcceptor::from(tls.clone()), who.clone());
-                tokio::spawn(async move {
+                open.spawn(async move {
                     let Ok(stream) = tls.accept(stream).await else { return };
                     let service = service_fn(move |request| answer(request, who.clone(), peer));
-                    let _broken = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                    let mut builder = http1::Builder::new();
+                    builder.timer(TokioTimer::new()).header_read_timeout(IDLE);
+                    let _broken = builder.serve_connection(TokioIo::new(stream), service).await;
                 });
             }
         });

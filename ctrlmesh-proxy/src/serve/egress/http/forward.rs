@@ -77,7 +77,8 @@ impl Server {
         let requests = forward.clone();
         let service = service_fn(move |request| Box::pin(requests.clone().answer(request)));
         let connection = http1_builder().serve_connection(TokioIo::new(stream), service).with_upgrades();
-        let ended = Box::pin(run(connection, http1::UpgradeableConnection::graceful_shutdown, &self.drain)).await;
+        let ended =
+            Box::pin(run(connection, http1::UpgradeableConnection::graceful_shutdown, self.drain.started())).await;
         if let Err(error) = ended {
             debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
         }
