@@ -77,6 +77,10 @@ pub struct Policy {
     /// Whether the pod's proxy reports what the pod's requests to the API server come to.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report_traffic: bool,
+    /// Whether the pod's writes become dry runs, whoever owns the objects. Its fence does not hold then: nothing is
+    /// stored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
     /// The proxy that takes the pod's connections.
     #[serde(default, skip_serializing_if = "Redirect::is_to_node")]
     pub redirect: Redirect,
@@ -157,7 +161,7 @@ impl Policy {
 
     /// Whether no request to the API server is changed or refused.
     pub fn passes_everything(&self) -> bool {
-        let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none();
+        let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none() && !self.shadow;
         self.mode == Mode::Pass || is_empty && self.guards.is_empty() && self.faults.is_empty()
     }
 
@@ -181,7 +185,12 @@ impl Policy {
 
     /// The fence, where it holds.
     pub fn fence(&self) -> Option<&Fence> {
-        self.fence.as_ref().filter(|_| self.mode == Mode::Enforce)
+        self.fence.as_ref().filter(|_| self.mode == Mode::Enforce && !self.shadow)
+    }
+
+    /// Whether the pod's writes are dry runs.
+    pub fn is_shadow(&self) -> bool {
+        self.mode == Mode::Enforce && self.shadow
     }
 
     /// The guards, where they hold.
@@ -200,7 +209,8 @@ impl Policy {
     }
 
     /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at`, the fence,
-    /// guards, faults and egress rules do not count: they do not change what an answer of the API server holds.
+    /// `shadow`, guards, faults and egress rules do not count: they do not change what an answer of the API server
+    /// holds.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.mode == other.mode
             && self.lock == other.lock

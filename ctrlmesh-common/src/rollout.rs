@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::api::{CheckVerdict, Rollout, RolloutStatus};
+use crate::api::{CheckVerdict, Rollout, RolloutStatus, ShadowReport};
 
 mod analysis;
 mod command;
@@ -66,6 +66,8 @@ pub struct Observed<'a> {
     pub check: Option<(CheckVerdict, String)>,
     /// How many objects each slot has; `None`: not all are counted yet. No step begins before they are.
     pub loads: Option<&'a SlotLoads>,
+    /// What the revision that is tried would have written, where its step is one with `shadow`.
+    pub shadow: Option<&'a ShadowReport>,
     /// What the first step consists of, where the root has a canary: slots and namespaces.
     pub canary: Option<(Vec<String>, Vec<String>)>,
     /// Why the template could not be put back.

@@ -54,6 +54,15 @@ pub const MAX_GUARD_STATES: usize = 1024;
 /// Longest [`WebhookState::error`], in bytes. A [`Hello`] has one for each of its pods.
 pub const MAX_WEBHOOK_ERROR_BYTES: usize = 256;
 
+/// Objects that a [`Shadow`] names.
+pub const MAX_SHADOW_DIFFERENCES: usize = 20;
+
+/// Fields that a [`ShadowDifference`] names.
+pub const MAX_SHADOW_FIELDS: usize = 10;
+
+/// Longest text of such a field, in bytes.
+pub const MAX_SHADOW_FIELD_BYTES: usize = 512;
+
 /// FNV-1a of 64 bits. It detects changes and damage, not forgery.
 pub fn digest(text: &[u8]) -> u64 {
     fnv1a(text)
@@ -127,6 +136,20 @@ mod tests {
             watches: 9,
             latency_micros: 10,
             timed: 11,
+            shadow: Some(Shadow {
+                intended: 15,
+                equal: 1,
+                different: 2,
+                refused: 3,
+                unknown: 4,
+                differences: vec![ShadowDifference {
+                    verb: "v".into(),
+                    resource: "r".into(),
+                    namespace: "n".into(),
+                    name: "o".into(),
+                    fields: vec!["f".into()],
+                }],
+            }),
         };
         TrafficReport { pod: Some(pod()), traffic: Some(traffic) }
     }
@@ -182,7 +205,7 @@ mod tests {
             ),
             (
                 Report { content: Some(Content::Traffic(traffic_report())) }.encode_to_vec(),
-                "2a240a090a016e1201701a0175121708ac0210021803200428053006380740084809500a580b",
+                "2a410a090a016e1201701a0175123408ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a0166",
             ),
             (
                 update().encode_to_vec(),
@@ -213,7 +236,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 receipts.encode_to_vec(),
-                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a240a090a016e1201701a0175121708ac0210021803200428053006380740084809500a580b",
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a410a090a016e1201701a0175123408ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a0166",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

@@ -3,6 +3,7 @@
 
 mod prometheus;
 mod metrics;
+mod shadow;
 mod window;
 mod telemetry;
 mod action;

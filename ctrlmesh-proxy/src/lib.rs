@@ -9,6 +9,7 @@ pub mod manager_client;
 pub mod policy;
 pub mod guard;
 pub mod fault;
+pub mod shadow;
 pub mod traffic;
 pub mod upstream;
 pub mod egress;

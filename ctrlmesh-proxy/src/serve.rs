@@ -10,6 +10,7 @@ mod reply;
 mod refuse;
 mod websocket;
 mod stale;
+mod shadow;
 mod idle_connection;
 mod version_check;
 mod failure;

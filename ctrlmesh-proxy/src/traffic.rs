@@ -17,6 +17,7 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::policy::{Current, PublishTraffic, while_served};
+use crate::shadow::PodShadow;
 
 /// Between two reports to the manager.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -37,6 +38,8 @@ pub struct PodTraffic {
     watches: AtomicU64,
     latency_micros: AtomicU64,
     timed: AtomicU64,
+    /// What became of writes that were dry runs.
+    pub(crate) shadow: PodShadow,
 }
 
 /// What a request counts as.
@@ -144,6 +147,7 @@ impl PodTraffic {
             watches: get(&self.watches),
             latency_micros: get(&self.latency_micros),
             timed: get(&self.timed),
+            shadow: self.shadow.report(),
         }
     }
 }
@@ -277,6 +281,7 @@ mod tests {
             watches: 2,
             latency_micros: 9000,
             timed: 9,
+            shadow: None,
         };
         assert_eq!(traffic.totals(7), expected);
     }

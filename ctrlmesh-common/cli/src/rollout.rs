@@ -18,11 +18,12 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use rustls::crypto::aws_lc_rs;
+use serde::Serialize;
 use tokio::runtime::Builder;
 use tokio::time::{self, Instant};
 
 pub(crate) use self::args::Arguments;
-use self::args::{ClusterArgs, Command, Format, StatusArgs};
+use self::args::{ClusterArgs, Command, Format, ReportArgs, StatusArgs};
 use self::error::RolloutError;
 use self::request::Verb;
 
@@ -69,6 +70,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), RolloutError> {
 async fn carry_out(command: &Command) -> Result<String, RolloutError> {
     match command {
         Command::Status(status) => show(status).await,
+        Command::Report(report) => tell(report).await,
         Command::Promote(promote) => {
             let verb = if promote.full { Verb::PromoteFull } else { Verb::Promote };
             let (revision, wait) = (promote.revision.as_deref(), promote.waiting.wait);
@@ -93,12 +95,27 @@ async fn show(arguments: &StatusArgs) -> Result<String, RolloutError> {
     };
     let root = roots.get(name).await?;
     match (arguments.output, request::status(&root)) {
-        (Some(Format::Json), status) => Ok(serde_json::to_string_pretty(status?)? + "\n"),
-        (Some(Format::Yaml), status) => {
-            serde_saphyr::to_string(status?).map_err(|error| RolloutError::Yaml(error.into()))
-        }
+        (Some(format), status) => print(format, status?),
         (None, Err(RolloutError::NoStatus { .. })) => Ok(screen(&root)),
         (None, status) => status.map(|_| screen(&root)),
+    }
+}
+
+async fn tell(arguments: &ReportArgs) -> Result<String, RolloutError> {
+    let roots = Roots::open(&arguments.cluster).await?;
+    let root = roots.get(&arguments.root).await?;
+    let report = request::status(&root)?.shadow.as_ref();
+    let report = report.ok_or_else(|| {
+        let (namespace, name) = (roots.namespace.clone(), arguments.root.clone());
+        RolloutError::NoReport { namespace, name }
+    })?;
+    arguments.output.map_or_else(|| Ok(render::report(&root, report)), |format| print(format, report))
+}
+
+fn print(format: Format, part: &impl Serialize) -> Result<String, RolloutError> {
+    match format {
+        Format::Json => Ok(serde_json::to_string_pretty(part)? + "\n"),
+        Format::Yaml => serde_saphyr::to_string(part).map_err(|error| RolloutError::Yaml(error.into())),
     }
 }
 

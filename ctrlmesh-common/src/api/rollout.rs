@@ -53,7 +53,9 @@ pub struct Rollout {
     validation = Rule::new("!(has(self.slots) && has(self.percent))")
         .message("slots: at most one of slots and percent is allowed"),
     validation = Rule::new("has(self.slots) || has(self.percent) || has(self.namespaces) && size(self.namespaces) > 0")
-        .message("slots: one of slots, percent and namespaces is required; the new version would own nothing")
+        .message("slots: one of slots, percent and namespaces is required; the new version would own nothing"),
+    validation = Rule::new("!(has(self.shadow) && self.shadow && has(self.percent) && self.percent == 100)")
+        .message("shadow: is not allowed with 100 percent, where nobody else would own anything")
 )]
 pub struct RolloutStep {
     /// How many of the 32 slots the new version owns, 1 to 31. Absent where `percent` is there, or where `namespaces`
@@ -70,6 +72,11 @@ pub struct RolloutStep {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub namespaces: Vec<String>,
+    /// Whether the new version owns nothing in this step: it reads the objects that it would own, and what it writes is
+    /// a dry run. Nothing moves, and nothing of what it does is stored. The status says how its writes compare with
+    /// those of the old version. Only the first step may say so, and not with 100 percent. Absent: no.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
     /// How long the step lasts, such as 90s or 10m, or `Manual`: until somebody promotes the new version. A step never
     /// ends well without a check that passed, and a check that fails begins the pause anew. Absent: 5m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -131,6 +138,9 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5), extend("x-kubernetes-list-type" = "atomic"))]
     pub rejected: Vec<RejectedRevision>,
+    /// What a revision would have written in a step with `shadow`. Absent: none has been in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowReport>,
     /// The last checks, the newest first. Absent or empty: there was none. At most 10.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "atomic"))]
@@ -153,11 +163,15 @@ pub struct Trial {
     /// The step, from 1 to 17.
     #[schemars(range(min = 1, max = 17))]
     pub step: i32,
-    /// The slots that it owns in this step, "0" to "31". Absent or empty: none. At most 32.
+    /// Whether it owns nothing in this step, and its writes are dry runs. Default false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
+    /// The slots that it owns in this step, or reads where it owns nothing, "0" to "31". Absent or empty: none. At most
+    /// 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub slots: Vec<String>,
-    /// The namespaces that it owns besides. Absent or empty: none. At most 2048.
+    /// The namespaces that it owns besides, or reads. Absent or empty: none. At most 2048.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2048), inner(length(max = 63)), extend("x-kubernetes-list-type" = "set"))]
     pub namespaces: Vec<String>,
@@ -178,10 +192,64 @@ pub struct Trial {
     pub message: String,
 }
 
+/// What a revision would have written in a step with `shadow`, compared with what there is 10 s later at the latest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowReport {
+    /// The revision.
+    #[schemars(length(max = 253))]
+    pub revision: String,
+    /// The writes that it meant, without those of its leader-election lock and of events. They are the sum of the
+    /// following numbers, and of writes that are being compared.
+    #[schemars(range(min = 0))]
+    pub intended: i64,
+    /// Those after which the object is as it meant it: the old version has written the same, or it was so before.
+    #[schemars(range(min = 0))]
+    pub equal: i64,
+    /// Those after which the object is not as it meant it.
+    #[schemars(range(min = 0))]
+    pub different: i64,
+    /// Those that the API server refused, other than as a conflict.
+    #[schemars(range(min = 0))]
+    pub refused: i64,
+    /// Those of which it is not known, such as those that came too late and conflicted.
+    #[schemars(range(min = 0))]
+    pub unknown: i64,
+    /// Objects that are not as it meant them. Absent or empty: none. At most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
+    pub differences: Vec<ShadowDifference>,
+}
+
+/// An object that is not as a revision meant it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowDifference {
+    /// `create`, `update`, `patch`, `delete` or `deletecollection`.
+    #[schemars(length(max = 32))]
+    pub verb: String,
+    /// The resource with its API group, and the subresource if there is one, such as `deployments.apps/status`.
+    #[schemars(length(max = 512))]
+    pub resource: String,
+    /// Its namespace. Absent or empty: it has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
+    pub namespace: String,
+    /// Its name. Absent or empty: several objects are meant.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// Each field that differs, with what it is and what it was meant to be. Values that may be secret are left out.
+    /// Absent or empty: the object was to be deleted. At most 10.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 10), inner(length(max = 512)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub fields: Vec<String>,
+}
+
 /// What happens to a revision that is tried. `Starting`: its pods do not run yet. `Analysing`: it owns the slots of its
-/// step, and is compared. `Waiting`: its step passed, and waits for somebody to promote it. `Promoting`: it takes over
-/// everything, pod by pod. `Held`: it failed, owns nothing, and stays. `RollingBack`: it failed, owns nothing, and its
-/// pods are replaced.
+/// step, or shadows them, and is compared. `Waiting`: its step passed, and waits for somebody to promote it.
+/// `Promoting`: it takes over everything, pod by pod. `Held`: it failed, owns nothing, and stays. `RollingBack`: it
+/// failed, owns nothing, and its pods are replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TrialPhase {
     /// Its pods do not run yet.
@@ -241,6 +309,18 @@ pub enum CheckVerdict {
     Failed,
     /// There was too little to compare, or a metric could not be had.
     Inconclusive,
+}
+
+impl ShadowReport {
+    /// In one sentence.
+    pub fn summary(&self) -> String {
+        let Self { intended, equal, different, refused, unknown, .. } = self;
+        let being_compared = intended - equal - different - refused - unknown;
+        let others = [(*refused, "refused"), (*unknown, "unknown"), (being_compared, "being compared")];
+        let others =
+            others.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!(", {count} {what}"));
+        format!("of {intended} intended writes {equal} equal, {different} different{}", others.collect::<String>())
+    }
 }
 
 impl RolloutStep {

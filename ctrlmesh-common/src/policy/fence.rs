@@ -29,7 +29,7 @@ const COMMON_KINDS: [(&str, &str); 3] =
     [("", "events"), ("events.k8s.io", "events"), ("coordination.k8s.io", "leases")];
 
 /// API groups of which a write stores no object. A fence holds for their kinds only where it names them.
-const VIRTUAL_GROUPS: [&str; 2] = ["authentication.k8s.io", "authorization.k8s.io"];
+pub const VIRTUAL_GROUPS: [&str; 2] = ["authentication.k8s.io", "authorization.k8s.io"];
 
 /// Which objects a pod may write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

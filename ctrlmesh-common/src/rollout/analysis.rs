@@ -48,6 +48,9 @@ const MIN_TIMED: u64 = 20;
 /// What the pods of one revision did in some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
+    /// Whether its writes were dry runs. It sees what the old version has written, and never what it has written
+    /// itself: so it may write nothing, or the same again and again.
+    pub shadow: bool,
     /// How many pods it had.
     pub pods: u64,
     /// How long that was.
@@ -107,7 +110,9 @@ pub fn compare(new: &Sample, old: Option<&Sample>) -> (CheckVerdict, String) {
 }
 
 fn failures(new: &Sample, old: &Sample) -> Vec<String> {
-    let worse = SHARES.iter().filter_map(|(class, allowed)| {
+    // The old version writes first, and a dry run that comes later conflicts with that.
+    let counts = |class: &Failure| !(new.shadow && matches!(class, Failure::Conflict));
+    let worse = SHARES.iter().filter(|(class, _)| counts(class)).filter_map(|(class, allowed)| {
         let (count, name) = class.of(new);
         let (share, before) = (share(count, new.requests), share(class.of(old).0, old.requests));
         let is_worse = count >= MIN_FAILURES && share > before + allowed;
@@ -127,7 +132,7 @@ fn restarts(new: &Sample, old: &Sample) -> Option<String> {
 fn rates(new: &Sample, old: &Sample) -> Vec<String> {
     let mut problems = Vec::new();
     let (writes, before) = (new.per_object(new.writes), old.per_object(old.writes));
-    if writes > FACTOR * before + WRITES {
+    if !new.shadow && writes > FACTOR * before + WRITES {
         problems.push(format!("it wrote {writes:.1} times per object and minute, the old version {before:.1} times"));
     }
     let (deletes, before) = (new.per_object(new.deletes), old.per_object(old.deletes));
@@ -148,7 +153,7 @@ fn rates(new: &Sample, old: &Sample) -> Vec<String> {
 fn silence(new: &Sample, old: &Sample) -> Option<String> {
     let expected = new.expected_writes(old);
     let is_long = new.time >= MIN_SILENCE;
-    let is_deaf = is_long && expected >= MIN_EXPECTED_WRITES && count(new.writes) < DEAF * expected;
+    let is_deaf = !new.shadow && is_long && expected >= MIN_EXPECTED_WRITES && count(new.writes) < DEAF * expected;
     is_deaf.then(|| format!("it wrote {}, where the old version writes {expected:.0} times", times(new.writes)))
 }
 
@@ -175,7 +180,7 @@ fn too_little(new: &Sample, old: Option<&Sample>) -> Option<String> {
     if old.requests < MIN_REQUESTS {
         return Some(format!("too little to compare: the old version made {} requests", old.requests));
     }
-    let is_idle = new.writes == 0 || old.writes == 0;
+    let is_idle = !new.shadow && (new.writes == 0 || old.writes == 0);
     is_idle.then(|| {
         format!("too little to compare: it wrote {}, the old version {}", times(new.writes), times(old.writes))
     })
@@ -304,6 +309,19 @@ mod tests {
             assert_eq!(verdict, CheckVerdict::Failed, "{says}: {message}");
             assert!(message.contains(says), "{says}: {message}");
         }
+    }
+
+    #[test]
+    fn a_shadow_may_write_nothing_or_the_same_again_or_too_late_but_delete_nothing() {
+        let shadow = |writes, deletes| Sample { shadow: true, writes, deletes, conflicts: 30, ..ordinary(30) };
+        for writes in [0, 9000] {
+            let (verdict, message) = compare(&shadow(writes, 0), Some(&ordinary(900)));
+            assert_eq!(verdict, CheckVerdict::Passed, "{message}");
+        }
+        let (verdict, message) = compare(&shadow(30, 2), Some(&ordinary(900)));
+        assert_eq!(verdict, CheckVerdict::Failed, "{message}");
+        let idle = Sample { requests: 0, conflicts: 0, ..shadow(0, 0) };
+        assert_eq!(compare(&idle, Some(&ordinary(900))).0, CheckVerdict::Inconclusive);
     }
 
     #[test]

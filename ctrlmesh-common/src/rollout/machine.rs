@@ -71,6 +71,7 @@ impl Machine<'_> {
             revision,
             phase,
             step: 1,
+            shadow: false,
             slots: Vec::new(),
             namespaces: Vec::new(),
             step_started_at: self.now(),
@@ -92,7 +93,9 @@ impl Machine<'_> {
                 let message = "it has no pod".to_owned();
                 let (slots, namespaces) = (Vec::new(), Vec::new());
                 let (phase, step_started_at) = (TrialPhase::Starting, self.now());
-                self.status.trial = Some(Trial { phase, slots, namespaces, step_started_at, message, ..trial.clone() });
+                let again =
+                    Trial { phase, shadow: false, slots, namespaces, step_started_at, message, ..trial.clone() };
+                self.status.trial = Some(again);
                 true
             }
         }
@@ -207,7 +210,7 @@ impl Machine<'_> {
             return self.fail(reason);
         }
         if let Some((verdict, message)) = self.observed.check.clone() {
-            let message = clipped(&message);
+            let message = clipped(&self.with_shadow(&trial, message));
             self.record(&trial, verdict, message.clone());
             trial.passed += i32::from(verdict == CheckVerdict::Passed);
             trial.failed += i32::from(verdict == CheckVerdict::Failed);
@@ -272,14 +275,17 @@ impl Machine<'_> {
             // The next look may know.
             None => return,
         };
+        let shadow = !is_last && self.steps[step - 1].shadow;
         let message = if is_last {
             "it takes over everything, pod by pod".to_owned()
         } else {
-            format!("step {step} of {}: slots {}", self.steps.len(), listed(&slots, &namespaces))
+            let does = if shadow { "it shadows slots" } else { "slots" };
+            format!("step {step} of {}: {does} {}", self.steps.len(), listed(&slots, &namespaces))
         };
         self.status.trial = Some(Trial {
             phase: if is_last { TrialPhase::Promoting } else { TrialPhase::Analysing },
             step: i32::try_from(step).unwrap_or(i32::MAX),
+            shadow,
             slots,
             namespaces,
             step_started_at: self.now(),
@@ -304,7 +310,15 @@ impl Machine<'_> {
             OnFailure::Hold => TrialPhase::Held,
         };
         let (slots, namespaces) = (Vec::new(), Vec::new());
-        self.status.trial = Some(Trial { phase, slots, namespaces, message, ..trial });
+        self.status.trial = Some(Trial { phase, shadow: false, slots, namespaces, message, ..trial });
+    }
+
+    /// Takes what a revision would have written, where its step is one with `shadow`: at each check. Adds the numbers
+    /// to the check's message.
+    fn with_shadow(&mut self, trial: &Trial, message: String) -> String {
+        let Some(report) = self.observed.shadow.filter(|_| trial.shadow) else { return message };
+        self.status.shadow = Some(report.clone());
+        format!("{}; {message}", report.summary())
     }
 
     fn record(&mut self, trial: &Trial, verdict: CheckVerdict, message: String) {

@@ -12,6 +12,7 @@ struct Case {
     command: Option<&'static str>,
     seconds: i64,
     is_counted: bool,
+    shadow: Option<ShadowReport>,
 }
 
 fn pod(revision: &str, created_at: i64) -> PodFacts {
@@ -26,7 +27,7 @@ impl Case {
     /// Revision `old` is promoted, and a pod of revision `new` is there.
     fn new(rule: Rollout) -> Self {
         let pods = vec![pod("old", 1), pod("old", 2)];
-        let mut case = Self { rule, status: None, pods, command: None, seconds: 0, is_counted: true };
+        let mut case = Self { rule, status: None, pods, command: None, seconds: 0, is_counted: true, shadow: None };
         case.next(None);
         assert_eq!(case.status.as_ref().map(|status| status.promoted.as_str()), Some("old"));
         case.pods.push(pod("new", 10));
@@ -41,6 +42,7 @@ impl Case {
             command: self.command,
             check: check.map(|verdict| (verdict, "numbers".to_owned())),
             loads: self.is_counted.then_some(&loads),
+            shadow: self.shadow.as_ref(),
             canary: None,
             roll_back_error: None,
             now,
@@ -95,6 +97,32 @@ fn a_good_version_goes_through_all_steps_and_is_promoted() {
     let status = case.status.unwrap();
     assert!(is_second(&status, "new") && !is_second(&status, "next"), "its pods stay in their shards");
     assert_eq!(status.checks.len(), 3);
+}
+
+#[test]
+fn a_shadow_owns_nothing_and_is_reported_at_each_check() {
+    let shadow = RolloutStep { shadow: true, ..step(1, "1m") };
+    let mut case = Case::new(Rollout { steps: vec![shadow, step(1, "1m")], ..Rollout::default() });
+    case.next(None);
+    let trial = case.next(None).unwrap().clone();
+    assert!(trial.shadow && trial.slots.len() == 1 && trial.message == "step 1 of 3: it shadows slots 0", "{trial:?}");
+    let report = |intended, equal| {
+        let revision = "new".to_owned();
+        Some(ShadowReport { revision, intended, equal, refused: 1, ..ShadowReport::default() })
+    };
+    case.shadow = report(3, 1);
+    case.next(None);
+    assert_eq!(case.status.as_ref().unwrap().shadow, None, "no check was due");
+    let trial = case.after(30, PASSED).unwrap();
+    let says = "of 3 intended writes 1 equal, 0 different, 1 refused, 1 being compared; numbers";
+    assert_eq!(trial.message, says);
+    assert_eq!(case.status.as_ref().unwrap().shadow, case.shadow);
+    case.shadow = report(9, 8);
+    let real = case.after(30, PASSED).unwrap().clone();
+    assert!(!real.shadow && real.step == 2 && real.slots == ["0"], "{real:?}");
+    case.shadow = None;
+    case.after(30, PASSED);
+    assert_eq!(case.status.as_ref().unwrap().shadow, report(9, 8), "it stays");
 }
 
 #[test]

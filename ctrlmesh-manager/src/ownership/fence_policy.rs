@@ -145,7 +145,8 @@ impl Fence {
         }
     }
 
-    /// Whether the caller is a pod of the operator, and the object is not one that every pod may write.
+    /// Whether the caller is a pod of the operator, and writes an object that not every pod may write. A dry run writes
+    /// nothing: those of a version on trial may be of what others own.
     fn is_operator(&self) -> String {
         let accounts = self.accounts.iter();
         let accounts = accounts.map(|one| quoted(&format!("system:serviceaccount:{}:{one}", self.namespace)));
@@ -156,7 +157,8 @@ impl Fence {
             all => format!("request.userInfo.username in [{}]", all.join(", ")),
         };
         let pattern = quoted(&pattern(&self.workload));
-        let mut all = vec![is_account, format!("{}.matches({pattern})", of_caller(POD_NAME))];
+        let is_stored = "!request.?dryRun.orValue(false)".to_owned();
+        let mut all = vec![is_account, is_stored, format!("{}.matches({pattern})", of_caller(POD_NAME))];
         if !resources::covers(&self.limited, GROUP, resources::ROOTS) {
             all.push(format!("request.resource.resource != '{}'", resources::ROOTS));
         }

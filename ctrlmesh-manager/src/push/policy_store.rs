@@ -226,6 +226,7 @@ impl PolicyStore {
         match traffic {
             None => self.traffic.forget(at, pod, by),
             Some(traffic) if self.find(pod, uid).is_some_and(|pod| pod.may_report_traffic()) => {
+                let traffic = traffic::bounded(traffic);
                 self.traffic.take(at, pod, by, PodTraffic { uid: uid.to_owned(), traffic });
             }
             Some(_) => {}

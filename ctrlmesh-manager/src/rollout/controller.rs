@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ctrlmesh_common::api::{Rollout, RolloutStatus, Trial, TrialPhase};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::rollout::{self, Observed, SlotLoads};
+use ctrlmesh_common::slots::Slot;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
@@ -21,6 +22,7 @@ use tracing::info;
 
 use super::action::{self, Action, Done, Key};
 use super::metrics::{Outcome, Progress, Round};
+use super::shadow;
 use super::telemetry::{RolloutMetrics, Seen};
 use super::window::{PodCounts, VersionCounts, Window};
 use crate::cluster::plan::{Plan, Plans};
@@ -154,11 +156,13 @@ impl RolloutController {
         let trial = status.and_then(|status| status.trial.as_ref());
         let check = trial.and_then(|trial| self.check(rule, workload, trial, memory, traffic));
         let canary = workload.rule.canary.as_ref();
+        let shadow = check.as_ref().and_then(|_| shadow::report(workload, trial?, traffic.get()?));
         let observed = Observed {
             pods: &facts,
             command: workload.command(),
             check,
             loads: loads.as_ref(),
+            shadow: shadow.as_ref(),
             canary: canary.map(|canary| (canary.in_shard_hash.clone(), canary.in_namespaces.clone())),
             roll_back_error: memory.roll_back_errors.get(&name).map(String::as_str),
             now: Timestamp::now(),
@@ -198,7 +202,10 @@ impl RolloutController {
         let metrics = is_due.then(|| self.check_metrics(rule, workload, trial, memory)).flatten();
         let check = metrics.map(|metrics| {
             let second = workload.status().is_some_and(|status| status.second);
-            let objects = [!second, second].map(|second| self.objects_of(workload, second));
+            let mut objects = [!second, second].map(|second| self.objects_of(workload, second));
+            if let Some(slice) = workload.shadowed() {
+                objects[0] = self.objects_where(workload, |slot, namespace| slice.has(slot, namespace));
+            }
             window.check([&new, &old], objects, &metrics, now)
         });
         memory.windows.insert(name, window);
@@ -230,10 +237,16 @@ impl RolloutController {
     /// How many objects the shards of a version own; 0 before all of its kinds are listed.
     fn objects_of(&self, workload: &Workload<'_>, second: bool) -> u64 {
         let Some(table) = workload.table() else { return 0 };
+        let is_its = |owner: &str| has_second_name(owner) == second;
+        self.objects_where(workload, |slot, namespace| table.owner(slot, namespace).is_some_and(is_its))
+    }
+
+    /// How many objects there are where `counts` says so; 0 before all kinds are listed.
+    fn objects_where(&self, workload: &Workload<'_>, counts: impl Fn(Slot, Option<&str>) -> bool) -> u64 {
         let covers = |group: &str, plural: &str| is_divided(workload, group, plural);
         let mut objects = 0;
         let is_complete = self.objects.for_each(covers, |slot, namespace, count| {
-            if table.owner(slot, namespace).is_some_and(|owner| has_second_name(owner) == second) {
+            if counts(slot, namespace) {
                 objects += count;
             }
         });
@@ -297,7 +310,7 @@ fn counts(workload: &Workload<'_>, traffic: &TrafficByPod) -> [VersionCounts; 2]
         let pods = workload.pods.iter().filter(|pod| is_of(pod) && !pod.stopped);
         let pods = pods.map(|pod| {
             let known = traffic.get(&pod.name).filter(|known| known.uid == pod.uid);
-            let traffic = known.map(|known| known.traffic).unwrap_or_default();
+            let traffic = known.map(|known| known.traffic.clone()).unwrap_or_default();
             (pod.uid.clone(), PodCounts { traffic, restarts: pod.restarts })
         });
         pods.collect()

@@ -174,6 +174,7 @@ mod tests {
             revision: revision.to_owned(),
             phase,
             step: 1,
+            shadow: false,
             slots: Vec::new(),
             namespaces: Vec::new(),
             step_started_at: at(0),

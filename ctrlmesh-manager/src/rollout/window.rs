@@ -10,6 +10,10 @@ use ctrlmesh_common::wire::Traffic;
 use super::metrics::{Outcome, combine};
 use crate::rules::rollout::Owned;
 
+/// Shortest time from one check of a shadow to the next. A proxy knows 10 s after a write what became of it, and
+/// reports every 10 s.
+const SHADOW_INTERVAL: Duration = Duration::from_secs(30);
+
 /// What is known of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PodCounts {
@@ -25,6 +29,8 @@ pub(super) type VersionCounts = BTreeMap<String, PodCounts>;
 pub(super) struct Window {
     revision: String,
     step: i32,
+    /// Whether the version's writes are dry runs.
+    shadow: bool,
     /// By the version on trial: where it changes, rates per object mean nothing.
     owned: Owned,
     began_at: Instant,
@@ -47,13 +53,25 @@ impl Window {
         let same_step = last.filter(|last| last.step == trial.step);
         let (restarts, checked_restarts) =
             same_step.map(|last| (last.restarts, last.checked_restarts)).unwrap_or_default();
-        let (revision, step, before) = (trial.revision.clone(), trial.step, BTreeMap::new());
-        Self { revision, step, owned, began_at: now, checked_at: now, before, restarts, checked_restarts, last_old }
+        let (revision, step, shadow, before) = (trial.revision.clone(), trial.step, trial.shadow, BTreeMap::new());
+        Self {
+            revision,
+            step,
+            shadow,
+            owned,
+            began_at: now,
+            checked_at: now,
+            before,
+            restarts,
+            checked_restarts,
+            last_old,
+        }
     }
 
     /// Whether it is that of the step that `trial` is in, with what it owns.
     pub(super) fn is_of(&self, trial: &Trial, owned: &Owned) -> bool {
-        self.revision == trial.revision && self.step == trial.step && self.owned == *owned
+        let is_same = |window: &Self| (window.step, window.shadow) == (trial.step, trial.shadow);
+        self.revision == trial.revision && is_same(self) && self.owned == *owned
     }
 
     /// Takes what a pod has done until it is first heard of for no behaviour: it starts then. From then on all are
@@ -73,9 +91,12 @@ impl Window {
         }
     }
 
-    /// Whether a check is due: `interval` after the last one, with as much time to compare.
+    /// Whether a check is due: `interval` after the last one, with as much time to compare. What moves is nothing to a
+    /// shadow.
     pub(super) fn is_due(&self, interval: Duration, now: Instant) -> bool {
-        !self.owned.moves && now.saturating_duration_since(self.checked_at.max(self.began_at)) >= interval
+        let interval = if self.shadow { interval.max(SHADOW_INTERVAL) } else { interval };
+        (self.shadow || !self.owned.moves)
+            && now.saturating_duration_since(self.checked_at.max(self.began_at)) >= interval
     }
 
     /// The check of now, of two versions that own so many objects, with what `metrics` say besides. After one that was
@@ -87,7 +108,7 @@ impl Window {
         metrics: &[Outcome],
         now: Instant,
     ) -> Outcome {
-        let mut new_sample = self.sample(new, new_objects, now);
+        let mut new_sample = Sample { shadow: self.shadow, ..self.sample(new, new_objects, now) };
         let restarts = new_sample.restarts;
         // One restart alone counts once.
         if restarts == self.checked_restarts && restarts < 2 {
@@ -116,7 +137,8 @@ impl Window {
             let Some(known) = self.before.get(uid) else { continue };
             // A proxy that began to serve the pod anew counts from 0.
             let is_same = known.traffic.since == counts.traffic.since;
-            let before = if is_same { known.traffic } else { Traffic::default() };
+            let nothing = Traffic::default();
+            let before = if is_same { &known.traffic } else { &nothing };
             let after = &counts.traffic;
             sample.requests += after.requests.saturating_sub(before.requests);
             sample.conflicts += after.conflicts.saturating_sub(before.conflicts);
@@ -148,6 +170,7 @@ mod tests {
             revision: "new".to_owned(),
             phase: TrialPhase::Analysing,
             step,
+            shadow: false,
             slots: Vec::new(),
             namespaces: Vec::new(),
             step_started_at: Time(Timestamp::UNIX_EPOCH),
@@ -204,6 +227,24 @@ mod tests {
         let (verdict, message) = check(4, (2, 9000), None, &[]);
         assert_eq!(verdict, CheckVerdict::Failed, "{message}");
         assert!(message.contains("wrote 900.0 times per object and minute, the old version 1.0"), "{message}");
+    }
+
+    #[test]
+    fn a_shadow_is_checked_less_often_and_may_write_nothing() {
+        let (start, shadow) = (Instant::now(), Trial { shadow: true, ..trial(1) });
+        let mut window = Window::begin(&shadow, Owned::default(), None, start);
+        assert!(window.is_of(&shadow, &Owned::default()) && !window.is_of(&trial(1), &Owned::default()));
+        let of = |requests, writes| -> VersionCounts {
+            let traffic = Traffic { since: 1, requests, writes, ..Traffic::default() };
+            [("n".to_owned(), PodCounts { traffic, restarts: 0 })].into()
+        };
+        let mut old = counts("o", 1, 0);
+        window.observe(of(0, 0).iter().chain(&old), start);
+        let second = Duration::from_secs(1);
+        assert!(!window.is_due(10 * second, start + 29 * second) && window.is_due(10 * second, start + 30 * second));
+        old = counts("o", 1, 60);
+        let (verdict, message) = window.check([&of(60, 0), &old], [10, 10], &[], start + 30 * second);
+        assert_eq!(verdict, CheckVerdict::Passed, "{message}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use ctrlmesh_common::slots::SlotSet;
 use crate::rules::fenced::is_fenced;
 use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::{DeletionCost, Gate, Member};
-use crate::rules::shard::{Share, Versions, has_second_name};
+use crate::rules::shard::{Share, Slice, Versions, has_second_name};
 
 /// How old a pod is of which the state of its StatefulSet is known, in seconds.
 const SETTLED_AFTER: i64 = 30;
@@ -111,6 +111,11 @@ impl<'a> Workload<'a> {
         let slots = table.slots.iter().filter(|(_, owner)| is_its(owner)).map(|(slot, _)| *slot);
         let namespaces = table.namespaces.iter().filter(|(_, owner)| is_its(owner)).map(|(name, _)| name.clone());
         Owned { slots: slots.collect(), namespaces: namespaces.collect(), moves: table.revoked.is_some() }
+    }
+
+    /// What the version on trial reads, where its writes are dry runs.
+    pub fn shadowed(&self) -> Option<Slice> {
+        self.versions.shadowed()
     }
 
     /// What somebody wants done.

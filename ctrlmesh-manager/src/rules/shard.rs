@@ -33,10 +33,10 @@ mod owned;
 
 pub use assign::{Moves, PodRecord, as_assigned, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, adopts, changes, is_of};
-pub use owned::owned;
+pub use owned::{owned, shadowed};
 use share::{Former, ListedBy};
 pub use share::{Share, existing_shares};
-pub use versions::{Versions, has_second_name};
+pub use versions::{Slice, Versions, has_second_name};
 
 /// Of one expression, by the schema.
 const MAX_VALUES: usize = 4096;

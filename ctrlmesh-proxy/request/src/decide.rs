@@ -11,10 +11,12 @@ use crate::request::RequestInfo;
 mod ambiguous;
 mod fence;
 mod lock;
+mod shadow;
 mod shard;
 
 pub use fence::{FencedWrite, Written, is_write, lapses, written};
 pub use lock::{InFields, LockPlan, Rename};
+pub use shadow::becomes_dry_run;
 pub use shard::{NotOlderThan, goes_on_from, oldest_wanted};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +64,9 @@ pub enum Refusal {
         "the manager has not confirmed this pod's policy for 15 s, so another pod may own the object by now: nothing is written until it does"
     )]
     Unconfirmed,
+    /// The pod is a shadow, and there is no dry run of what it asks for.
+    #[error("this pod is a shadow, whose writes are dry runs, and {what} cannot be one")]
+    Shadow { what: &'static str },
     /// The pod asks too often.
     #[error("{0}")]
     Guarded(Box<Refused>),
@@ -106,6 +111,9 @@ fn decided(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) ->
 
 fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Result<Plan, Refusal> {
     ambiguous::check(request)?;
+    if policy.is_shadow() {
+        shadow::check(request)?;
+    }
     if !request.is_resource_request() {
         return Ok(Plan::default());
     }

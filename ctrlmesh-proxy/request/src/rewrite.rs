@@ -13,7 +13,7 @@ pub mod selector;
 pub mod status;
 pub mod watch;
 
-pub use document::{DocumentError, Encoding, editable_accept};
+pub use document::{DocumentError, Encoding, editable_accept, with_dry_run};
 
 /// The path and query to send upstream.
 pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {

@@ -178,6 +178,7 @@ async fn until_allowed(
     }
     let takes = match (before.fence(), now.fence()) {
         (Some(before), Some(now)) => !before.taken_by(now).is_empty(),
+        (Some(_), None) => now.is_shadow(),
         _ => false,
     };
     if takes && time::timeout_at(since + timeout, history.read_by_nobody_but(now)).await.is_err() {

@@ -177,6 +177,12 @@ impl Forbidden {
 
 /// The places of writes that `before` allows, of which `after` forbids some.
 fn forbidden(before: &Policy, after: &Policy) -> Places {
+    match (before.is_shadow(), after.is_shadow()) {
+        // A dry run stores nothing, whenever it ends.
+        (true, _) => return 0,
+        (false, true) => return (1 << PLACES) - 1,
+        (false, false) => {}
+    }
     let Some(after) = after.fence() else { return 0 };
     let Some(before) = before.fence() else { return bit(UNFENCED) };
     if after.lapses && !before.lapses {
@@ -263,6 +269,17 @@ mod tests {
         let pods = ResourceMatch { api_groups: vec![String::new()], resources: vec!["pods".to_owned()] };
         other.fence.as_mut().unwrap().resources.push(pods);
         assert_eq!(writes.forbidden(&other).len(), 1);
+    }
+
+    #[test]
+    fn a_shadow_forbids_every_write_from_before_and_its_own_are_none() {
+        let writes = Writes::default();
+        let shadow = Arc::new(Policy { shadow: true, ..owning(&[1]).as_ref().clone() });
+        let _write = writes.under(&owning(&[1])).begin(Written::Slot(slot(1)));
+        assert_eq!(writes.forbidden(&shadow).len(), 1);
+        let writes = Writes::default();
+        let _dry_run = writes.under(&shadow).begin(Written::Unfenced);
+        assert!(writes.forbidden(&shadow).is_empty() && writes.forbidden(&owning(&[2])).is_empty());
     }
 
     #[test]

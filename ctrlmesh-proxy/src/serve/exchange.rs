@@ -1,6 +1,7 @@
 //! Forwards one request to the API server, as the policy lets it.
 
 use std::error::Error;
+use std::mem;
 use std::rc::Rc;
 
 use ctrlmesh_common::policy::fault::ApiFaultKind;
@@ -162,10 +163,10 @@ impl Session {
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
     ) -> Result<(Request<Relay>, Pending), Failure> {
-        let metrics = &self.server.metrics;
         let waits = WaitTime::default();
         let AdmittedRequest { begun, plan, probe, faults } = self.admitted(&request, info, target, &waits).await?;
         let counted = RequestKind::of(&begun.policy, plan.as_ref(), info);
+        let is_shadow = begun.policy.is_shadow();
         let BegunRequest { mut reading, write, validity, .. } = begun;
         // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
@@ -175,33 +176,51 @@ impl Session {
             Some(reading) => Some(self.watch(&request, info, target, reading).await?),
             None => self.page(&request, info, target, reading.as_ref(), &waits).await?,
         };
-        let (rename, long_running, is_list) = (None, info.is_long_running(), info.verb() == "list");
-        let mut pending =
-            Pending { rename, reading, watch, write, validity, probe, counted, faults, is_list, long_running, waits };
-        let Some(plan) = plan else { return Ok((request, pending)) };
-        *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
-        let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
-        explain::rewritten(info.verb(), target.as_str(), sent);
-        if plan.selector.is_some() {
-            metrics.injected.inc();
+        let (long_running, is_list) = (info.is_long_running(), info.verb() == "list");
+        let mut pending = Pending {
+            rename: None,
+            reading,
+            watch,
+            write,
+            validity,
+            probe,
+            counted,
+            dry_run: None,
+            faults,
+            is_list,
+            long_running,
+            waits,
+        };
+        let mut is_for_lock = false;
+        if let Some(plan) = plan {
+            *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
+            let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
+            explain::rewritten(info.verb(), target.as_str(), sent);
+            if plan.selector.is_some() {
+                self.server.metrics.injected.inc();
+            }
+            if let Some(plan) = plan.lock {
+                is_for_lock = Box::pin(self.renamed(&mut request, info, target, plan, &mut pending)).await?;
+            }
         }
-        if let Some(plan) = plan.lock {
-            request = Box::pin(self.renamed(request, info, target, plan, &mut pending)).await?;
+        if is_shadow && !is_for_lock {
+            pending.dry_run = Box::pin(self.dry_run(&mut request, info, &pending.waits)).await?;
         }
         Ok((request, pending))
     }
 
-    /// Renames the leader-election lock. Where only the body tells whether the request is for the lock, it is put to
-    /// faults and guards then.
+    /// Renames the leader-election lock, and tells whether the request is for it. Where only the body tells, the
+    /// request is put to faults and guards then.
     async fn renamed(
         &self,
-        request: Request<Relay>,
+        request: &mut Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
         plan: LockPlan,
         pending: &mut Pending,
-    ) -> Result<Request<Relay>, Failure> {
-        let renamed = lock::request(self, request, info, &plan, &pending.waits).await;
+    ) -> Result<bool, Failure> {
+        let taken = mem::replace(request, Request::new(Relay::Empty));
+        let renamed = lock::request(self, taken, info, &plan, &pending.waits).await;
         let renamed = renamed.map_err(|error| match error {
             LockedError::Fenced(refused) => self.refuse(info, target, Refusal::Fenced(refused)),
             error => Failure::Lock(error),
@@ -210,8 +229,10 @@ impl Session {
             self.admit_late(&renamed.request, info, target, renamed.holds_lock, pending).await?;
         }
         pending.counted = pending.counted.filter(|_| !renamed.holds_lock);
-        pending.rename = Some(plan.rename);
-        Ok(renamed.request)
+        let is_for_lock = plan.is_for_lock() == Some(true) || renamed.holds_lock;
+        pending.rename = Some(Box::new(plan.rename));
+        *request = renamed.request;
+        Ok(is_for_lock)
     }
 
     /// Asks faults and guards about a request of which only the body told whether it is for the lock.
@@ -296,12 +317,15 @@ impl Session {
     async fn finish(
         self: &Rc<Self>,
         mut response: Response<Relay>,
-        pending: Pending,
+        mut pending: Pending,
         waits: &WaitTime,
     ) -> Result<Response<Content>, Failure> {
+        if let Some(run) = pending.dry_run.take() {
+            Box::pin(self.dry_run_answered(run, &mut response, waits)).await?;
+        }
         match (pending.watch, pending.rename) {
             (Some(asked), rename) if response.status() == StatusCode::OK => {
-                match Watch::new(self.clone(), asked, response, rename) {
+                match Watch::new(self.clone(), asked, response, rename.map(|rename| *rename)) {
                     Ok(watch) => Ok(watch.map(Content::Watch)),
                     Err(UnreadableFrames(template)) => Err(self.late(&template).await),
                 }

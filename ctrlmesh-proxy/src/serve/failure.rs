@@ -6,6 +6,7 @@ use std::time::Duration;
 use ctrlmesh_request::decide::Refusal;
 use ctrlmesh_request::request::TargetError;
 use ctrlmesh_request::rewrite::status::{RETRY_AFTER_SECONDS, Status};
+use ctrlmesh_request::shadow::UnreadableOptions;
 use h2::Reason;
 use thiserror::Error;
 
@@ -33,6 +34,10 @@ pub(super) enum Failure {
     Target,
     #[error("rename the leader-election lock")]
     Lock(#[source] LockedError),
+    #[error("make a dry run of a deletion")]
+    Options(#[source] UnreadableOptions),
+    #[error("read the answer to a dry run")]
+    DryRun(#[source] LockedError),
     #[error("go on from what was read under an earlier policy: list again")]
     Late,
     #[error("hold the request: too much waits for this pod's clients already")]
@@ -66,15 +71,17 @@ impl Session {
             Failure::Lock(LockedError::Fenced(_)) => status(403, "Forbidden", failure),
             Failure::Late => status(410, "Expired", failure),
             Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
-            Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
-            Failure::Busy | Failure::Lock(LockedError::Busy) => {
+            Failure::Options(_) | Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
+            Failure::Busy | Failure::Lock(LockedError::Busy) | Failure::DryRun(LockedError::Busy) => {
                 Status { retry_after: Some(RETRY_AFTER_SECONDS), ..status(429, "TooManyRequests", failure) }
             }
             Failure::Lock(LockedError::Slow { .. }) => {
                 self.server.metrics.client_error(ClientError::Slow);
                 status(408, "Timeout", failure)
             }
-            Failure::Lock(LockedError::Broken | LockedError::Response(_)) => status(500, "InternalError", failure),
+            Failure::DryRun(_) | Failure::Lock(LockedError::Broken | LockedError::Response(_)) => {
+                status(500, "InternalError", failure)
+            }
             Failure::Cut | Failure::Lapsed => {
                 self.server.metrics.writes_cut.inc();
                 status(504, "Timeout", failure)

@@ -109,9 +109,7 @@ async fn rename_body(
     waits: &WaitTime,
 ) -> Result<RenamedRequest, LockedError> {
     let (mut head, body) = request.into_parts();
-    let deadline = deadline.min(BODY_TIMEOUT);
-    let collected = waits.measure(time::timeout(deadline, collect(body, budget))).await;
-    let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
+    let bytes = collect_within(body, deadline, budget, waits).await?;
     let rename = &plan.rename;
     let renamed = renamed(&head.headers, &bytes, rename)?;
     if let (Cow::Borrowed(_), Some(refused)) = (&renamed, &plan.unless_lock) {
@@ -189,8 +187,20 @@ fn renamed<'b>(headers: &HeaderMap, body: &'b [u8], rename: &Rename) -> Result<C
     lock::request(body, encoding, rename).map_err(LockedError::Request)
 }
 
+/// Reads a whole body, which its sender sends within `deadline`.
+pub(super) async fn collect_within(
+    body: Relay,
+    deadline: Duration,
+    budget: &CollectBudget,
+    waits: &WaitTime,
+) -> Result<Bytes, LockedError> {
+    let deadline = deadline.min(BODY_TIMEOUT);
+    let collected = waits.measure(time::timeout(deadline, collect(body, budget))).await;
+    collected.map_err(|_elapsed| LockedError::Slow { deadline })?
+}
+
 /// Reads a whole body. The caller sets the deadline.
-async fn collect(mut body: Relay, budget: &CollectBudget) -> Result<Bytes, LockedError> {
+pub(super) async fn collect(mut body: Relay, budget: &CollectBudget) -> Result<Bytes, LockedError> {
     let mut held = budget.start();
     let mut pieces = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -208,7 +218,7 @@ async fn collect(mut body: Relay, budget: &CollectBudget) -> Result<Bytes, Locke
 }
 
 /// The renamed body; adapts `Content-Length`.
-fn replace(headers: &mut HeaderMap, renamed: Cow<'_, [u8]>, bytes: &Bytes) -> Relay {
+pub(super) fn replace(headers: &mut HeaderMap, renamed: Cow<'_, [u8]>, bytes: &Bytes) -> Relay {
     let body = match renamed {
         Cow::Borrowed(_) => bytes.clone(),
         Cow::Owned(renamed) => Bytes::from(renamed),

@@ -7,13 +7,14 @@ use tokio::time::Instant;
 use crate::fault::MetFaults;
 use crate::guard::Probe;
 use crate::policy::{Reading, Validity, Write};
+use crate::serve::shadow::DryRun;
 use crate::serve::wait_time::WaitTime;
 use crate::traffic::{PodTraffic, RequestKind};
 use crate::watch::WatchRequest;
 
 /// A request that may be sent, or was.
 pub(super) struct Pending {
-    pub(super) rename: Option<Rename>,
+    pub(super) rename: Option<Box<Rename>>,
     /// Held while a list is read under the policy.
     pub(super) reading: Option<Reading>,
     pub(super) watch: Option<WatchRequest>,
@@ -24,6 +25,8 @@ pub(super) struct Pending {
     pub(super) probe: Option<Probe>,
     /// As what it counts, where it does.
     pub(super) counted: Option<RequestKind>,
+    /// Of a write that was sent as a dry run.
+    pub(super) dry_run: Option<Box<DryRun>>,
     /// What is done to the answer.
     pub(super) faults: Option<Box<MetFaults>>,
     pub(super) is_list: bool,

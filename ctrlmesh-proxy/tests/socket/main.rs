@@ -19,6 +19,7 @@ mod locks;
 mod manager;
 mod policy_late;
 mod policy_updates;
+mod shadow;
 mod sharding;
 mod shutdown;
 mod silence;

@@ -15,13 +15,13 @@ use crate::harness::watches::json_content;
 use crate::manager::{Manager, Stream};
 
 /// In slot 31.
-const OWN: &str = "/apis/example.com/v1/namespaces/own/widgets";
+pub(crate) const OWN: &str = "/apis/example.com/v1/namespaces/own/widgets";
 /// In slot 21, which belongs to another shard.
-const OTHER: &str = "/apis/example.com/v1/namespaces/other/widgets";
-const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/other/leases";
+pub(crate) const OTHER: &str = "/apis/example.com/v1/namespaces/other/widgets";
+pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/other/leases";
 
 /// The policy of a pod that owns slot 31.
-fn policy(epoch: u64, report_traffic: bool) -> Value {
+pub(crate) fn policy(epoch: u64, report_traffic: bool) -> Value {
     let widgets = json!([{"apiGroups": ["example.com"], "resources": ["widgets"]}]);
     json!({
         "epoch": epoch,
@@ -49,7 +49,7 @@ async fn upstream(pki: &Pki) -> Upstream {
 }
 
 /// A proxy whose manager takes counts, and that has acknowledged a policy which does not ask for them.
-async fn following(pki: &Pki, upstream: &Upstream) -> (Proxy, Manager, Stream) {
+pub(crate) async fn following(pki: &Pki, upstream: &Upstream) -> (Proxy, Manager, Stream) {
     let mut manager = Manager::start(pki).await;
     let flags = manager.flags(pki);
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
@@ -109,6 +109,7 @@ async fn ask(pki: &Pki, proxy: &Proxy, version: Version) -> Traffic {
         watches: 1,
         latency_micros: 0,
         timed: 12,
+        shadow: None,
     }
 }
 
@@ -147,6 +148,7 @@ async fn answers_of_the_api_server_count_while_the_policy_asks() {
         watches: 2,
         latency_micros: counted.latency_micros,
         timed: 24,
+        shadow: None,
     };
     assert_eq!(counted, expected);
 

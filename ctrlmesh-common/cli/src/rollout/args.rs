@@ -15,6 +15,8 @@ pub(crate) struct Arguments {
 pub(super) enum Command {
     /// Show the canary upgrade of a root: the promoted revision, the one on trial, and the last checks
     Status(StatusArgs),
+    /// Show what a revision would have written in a step with shadow, and what differs from what there is
+    Report(ReportArgs),
     /// Go on with the next step of a trial, or let a revision that failed be tried again
     Promote(PromoteArgs),
     /// End a trial as if it had failed: all that the revision owns goes back to the promoted one at once
@@ -28,6 +30,18 @@ pub(super) struct StatusArgs {
     pub(super) root: Option<String>,
     /// Print `status.rollout` of the root in this format
     #[arg(short, long, value_name = "FORMAT", requires = "root")]
+    pub(super) output: Option<Format>,
+    #[command(flatten)]
+    pub(super) cluster: ClusterArgs,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct ReportArgs {
+    /// Name of the root ShardingConfig
+    #[arg(value_name = "ROOT")]
+    pub(super) root: String,
+    /// Print `status.rollout.shadow` of the root in this format
+    #[arg(short, long, value_name = "FORMAT")]
     pub(super) output: Option<Format>,
     #[command(flatten)]
     pub(super) cluster: ClusterArgs,
@@ -90,7 +104,7 @@ pub(super) struct ClusterArgs {
     pub(super) context: Option<String>,
 }
 
-/// How `status.rollout` is printed.
+/// How a part of the status is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
     Json,

@@ -38,6 +38,10 @@ pub(crate) enum RolloutError {
     NoRoot { name: String },
     #[error("root {name:?} has no rollout: add `rollout: {{}}` to its spec.root first")]
     NoRollout { name: String },
+    #[error(
+        "no revision of root {namespace}/{name} has been checked in a step with shadow: see `ctrlmesh rollout status -n {namespace} {name}`"
+    )]
+    NoReport { namespace: String, name: String },
     #[error("root {name:?} has no status.rollout yet: its workload has no enrolled pod, or no manager leads")]
     NoStatus { name: String },
     #[error("root {name:?} tries no revision, and none has failed: change the pod template of its workload first")]

@@ -2,7 +2,7 @@
 //!
 //! Pure.
 
-use ctrlmesh_common::api::{Rollout, RolloutStatus, Root, ShardingConfig, Trial, TrialPhase};
+use ctrlmesh_common::api::{Rollout, RolloutStatus, Root, ShadowReport, ShardingConfig, Trial, TrialPhase};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
@@ -34,7 +34,33 @@ pub(super) fn screen(root: &ShardingConfig, rule: &Root, status: Option<&Rollout
         None => fields.push(("Trial", "none".to_owned())),
         Some(trial) => fields.extend(of_trial(trial, rule, now)),
     }
+    let of_trial = |report: &&ShadowReport| status.trial.as_ref().is_some_and(|one| one.revision == report.revision);
+    if let Some(report) = status.shadow.as_ref().filter(of_trial) {
+        fields.push(("  Shadow", report.summary()));
+    }
     described(&fields) + &checks(status, now) + &rejected(status, now)
+}
+
+/// What a revision would have written, and what differs.
+pub(super) fn report(root: &ShardingConfig, report: &ShadowReport) -> String {
+    let namespace = root.namespace().unwrap_or_default();
+    let fields = [
+        ("Root", format!("{namespace}/{}", root.name_any())),
+        ("Revision", report.revision.clone()),
+        ("Writes", report.summary()),
+    ];
+    if report.differences.is_empty() {
+        return described(&fields);
+    }
+    let mut rows = vec![["VERB", "RESOURCE", "NAMESPACE", "NAME", "DIFFERENCE"].map(str::to_owned).to_vec()];
+    for one in &report.differences {
+        let or_dash = |text: &String| if text.is_empty() { "-".to_owned() } else { line(text) };
+        let object = [&one.verb, &one.resource, &one.namespace, &one.name].map(or_dash).to_vec();
+        let is_there = "is still there".to_owned();
+        let fields = one.fields.iter().chain(Some(&is_there).filter(|_| one.fields.is_empty()));
+        rows.extend(fields.map(|field| [&object[..], &[line(field)]].concat()));
+    }
+    format!("{}\nDifferences:\n{}", described(&fields), table(&rows, "  "))
 }
 
 /// How `revision` stands after a command, in one line.
@@ -88,7 +114,7 @@ fn of_trial(trial: &Trial, rule: &Root, now: Timestamp) -> Vec<(&'static str, St
         ("Trial", trial.revision.clone()),
         ("  Phase", format!("{:?}", trial.phase)),
         ("  Step", format!("{} of {steps}, for {since}{lasts}", trial.step)),
-        ("  Slots", slots),
+        (if trial.shadow { "  Shadows" } else { "  Slots" }, slots),
     ];
     if !trial.namespaces.is_empty() {
         fields.push(("  Namespaces", trial.namespaces.join(", ")));

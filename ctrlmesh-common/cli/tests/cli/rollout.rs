@@ -19,10 +19,11 @@ fn root() -> Value {
         "auto": {"shardingSize": 2, "everyShardReplicas": 1}});
     let trial = json!({"revision": "new", "phase": "Waiting", "step": 1, "slots": ["3"],
         "stepStartedAt": "2026-01-01T00:00:00Z", "passed": 2, "failed": 0, "message": "promote it"});
+    let shadow = json!({"revision": "new", "intended": 3, "equal": 3, "different": 0, "refused": 0, "unknown": 0});
     json!({
         "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
         "metadata": {"namespace": "ops", "name": "web", "resourceVersion": "1"},
-        "spec": {"root": rule}, "status": {"rollout": {"promoted": "old", "trial": trial}},
+        "spec": {"root": rule}, "status": {"rollout": {"promoted": "old", "trial": trial, "shadow": shadow}},
     })
 }
 
@@ -75,6 +76,10 @@ async fn the_status_is_listed_shown_and_printed() {
     assert!(screen.starts_with("Root:      ops/web, Deployment web\nPromoted:  old"), "{screen}");
     let json: Value = serde_json::from_str(&stdout(&rollout(&bed, &["status", "web", "-o", "json"]).await)).unwrap();
     assert_eq!(json["trial"]["slots"], json!(["3"]));
+    let report = stdout(&rollout(&bed, &["report", "web"]).await);
+    assert!(report.contains("Revision: new\nWrites:   of 3 intended writes 3 equal, 0 different"), "{report}");
+    let json: Value = serde_json::from_str(&stdout(&rollout(&bed, &["report", "web", "-o", "json"]).await)).unwrap();
+    assert_eq!(json["equal"], 3);
     let yaml = stdout(&rollout(&bed, &["status", "web", "-o", "yaml"]).await);
     assert!(yaml.contains("promoted: old"), "{yaml}");
 }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::policy::Mode;
 
 use super::{InForce, Leader, Revocation, remember};
 use crate::cluster::plan::Plan;
@@ -45,7 +46,9 @@ impl LapsingPods {
         for pod in &plan.snapshot.members {
             // A pod without a policy keeps the one that it has.
             let Some(policy) = plan.sendable().get(&pod.name) else { continue };
-            let lapses = !policy.policy.fail_open && policy.policy.fence().is_some_and(|fence| fence.lapses);
+            // Under that of a shadow, nothing is stored either.
+            let fence = policy.policy.fence.as_ref().filter(|_| policy.policy.mode == Mode::Enforce);
+            let lapses = !policy.policy.fail_open && fence.is_some_and(|fence| fence.lapses);
             let Some(operator) = policy.operator.as_ref().filter(|_| lapses) else {
                 self.by_uid.remove(&pod.uid);
                 continue;

@@ -47,6 +47,7 @@ fn the_policy_asks_for_the_owner_of_pod_and_object() {
     assert_eq!(spec["failurePolicy"], "Fail");
     assert_eq!(spec["paramKind"], json!({"apiVersion": "v1", "kind": "ConfigMap"}));
     let operator = "request.userInfo.username == 'system:serviceaccount:ops:robot' \
+        && !request.?dryRun.orValue(false) \
         && request.userInfo.?extra[?'authentication.kubernetes.io/pod-name'][?0].orValue('').matches('^op-[0-9]+$') \
         && request.resource.resource != 'shardingconfigs'";
     assert_eq!(condition(&fence), format!("({operator}) || ({PROBE})"));

@@ -158,7 +158,7 @@ fn traffic_is_kept_while_the_policy_asks_and_wakes_no_reader_of_receipts() {
         EnrolledPod { policy: Some(Arc::new(policy)), ..notice("a", "one", 1) }
     };
     let (proxy, reported) = (Arc::from("proxy"), Traffic { requests: 7, ..Traffic::default() });
-    let receive = |pod: &str, uid: &str| store.receive_traffic(None, (&name(pod), uid), &proxy, Some(reported));
+    let receive = |pod: &str, uid: &str| store.receive_traffic(None, (&name(pod), uid), &proxy, Some(reported.clone()));
     store.publish([asking(false)]);
     receive("a", "uid-of-a");
     assert!(store.traffic().is_empty(), "the policy does not ask");
@@ -168,7 +168,7 @@ fn traffic_is_kept_while_the_policy_asks_and_wakes_no_reader_of_receipts() {
     receive("b", "uid-of-b");
     assert!(store.traffic().is_empty() && !changes.has_changed().unwrap());
     receive("a", "uid-of-a");
-    let kept = PodTraffic { uid: "uid-of-a".to_owned(), traffic: reported };
+    let kept = PodTraffic { uid: "uid-of-a".to_owned(), traffic: reported.clone() };
     assert_eq!(store.traffic(), BTreeMap::from([(name("a"), kept)]));
     assert!(changes.has_changed().unwrap() && !receipts.has_changed().unwrap());
     store.traffic_left(&name("a"), "proxy");

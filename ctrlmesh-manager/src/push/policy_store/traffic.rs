@@ -5,15 +5,19 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use ctrlmesh_common::wire::Traffic;
+use ctrlmesh_common::names::MAX_SUBDOMAIN_BYTES;
+use ctrlmesh_common::wire::{MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS, Traffic};
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
 use super::by_replica::{self, ByReplica, OfPod};
 use crate::rules::pod::PodName;
 
+/// Longest verb that is kept.
+const MAX_VERB_BYTES: usize = 32;
+
 /// What the requests of a pod to the API server have come to, as its proxy reported last.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PodTraffic {
     /// Of the pod.
     pub uid: String,
@@ -123,6 +127,25 @@ fn weight(reported: &ReportedTraffic) -> (bool, u64, u64) {
     (reported.connected, traffic.since, traffic.requests)
 }
 
+/// The counts with a report on a shadow that is no longer than the status of a root takes: a proxy inside a pod may say
+/// anything.
+pub(super) fn bounded(mut traffic: Traffic) -> Traffic {
+    let clip = |text: &mut String, longest| text.truncate(text.floor_char_boundary(longest));
+    let shadow = traffic.shadow.iter_mut();
+    for one in shadow.flat_map(|shadow| {
+        shadow.differences.truncate(MAX_SHADOW_DIFFERENCES);
+        &mut shadow.differences
+    }) {
+        clip(&mut one.verb, MAX_VERB_BYTES);
+        clip(&mut one.resource, MAX_SHADOW_FIELD_BYTES);
+        clip(&mut one.namespace, MAX_SUBDOMAIN_BYTES);
+        clip(&mut one.name, MAX_SUBDOMAIN_BYTES);
+        one.fields.truncate(MAX_SHADOW_FIELDS);
+        one.fields.iter_mut().for_each(|field| clip(field, MAX_SHADOW_FIELD_BYTES));
+    }
+    traffic
+}
+
 /// Drops outdated counts of other replicas: otherwise each replica that comes and goes would leave some behind.
 fn forget_older(of_pod: &mut OfPod<ReportedTraffic>) {
     let newest = of_pod.values().map(weight).max();
@@ -131,6 +154,8 @@ fn forget_older(of_pod: &mut OfPod<ReportedTraffic>) {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::wire::{Shadow, ShadowDifference};
+
     use super::super::tests::name;
     use super::*;
 
@@ -158,6 +183,26 @@ mod tests {
         assert_eq!(newest(), Some((4, 1)));
         reports.forget(None, &name("a"), "newer");
         assert_eq!(newest(), None);
+    }
+
+    #[test]
+    fn a_report_on_a_shadow_is_bounded() {
+        let long = || "é".repeat(10_000);
+        let difference = || ShadowDifference {
+            verb: long(),
+            resource: long(),
+            namespace: long(),
+            name: long(),
+            fields: vec![long(); 100],
+        };
+        let shadow = Shadow { differences: (0..100).map(|_| difference()).collect(), ..Shadow::default() };
+        let traffic = bounded(Traffic { shadow: Some(shadow), ..Traffic::default() });
+        let differences = traffic.shadow.unwrap().differences;
+        assert_eq!((differences.len(), differences[0].fields.len()), (MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELDS));
+        let bytes = [&differences[0].verb, &differences[0].name, &differences[0].fields[0]].map(String::len);
+        assert_eq!(bytes, [32, 252, 512]);
+        let other = Traffic { requests: 7, ..Traffic::default() };
+        assert_eq!(bounded(other.clone()), other);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
+use tonic_prost::prost::Message as _;
 use tracing::{debug, info};
 
 use super::PushService;
@@ -44,6 +45,9 @@ const AGAIN: Duration = Duration::from_mins(1);
 
 /// Receipts, and states of guards with them, in one message: of some 200 bytes each.
 const IN_ONE: usize = 2000;
+
+/// Most bytes of reports on traffic in one message.
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
 pub struct ReceiptRelay {
     pub store: Arc<PolicyStore>,
@@ -156,8 +160,8 @@ async fn feed_traffic(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     loop {
         changes.mark_unchanged();
         let now = store.traffic_here();
-        for traffic in traffic_news(&sent, &now, std::mem::take(&mut is_again)).chunks(IN_ONE) {
-            if sender.send(Receipts { traffic: traffic.to_vec(), ..Receipts::default() }).await.is_err() {
+        for traffic in in_messages(traffic_news(&sent, &now, std::mem::take(&mut is_again))) {
+            if sender.send(Receipts { traffic, ..Receipts::default() }).await.is_err() {
                 return;
             }
         }
@@ -172,6 +176,22 @@ async fn feed_traffic(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
             _ = again.tick() => is_again = true,
         }
     }
+}
+
+/// Reports, as many in a message as it has room for: that of a shadow may be long.
+fn in_messages(reports: Vec<TrafficReport>) -> Vec<Vec<TrafficReport>> {
+    let (mut messages, mut message, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for report in reports {
+        let length = report.encoded_len();
+        if bytes + length > MAX_MESSAGE_BYTES {
+            messages.extend(Some(std::mem::take(&mut message)).filter(|message| !message.is_empty()));
+            bytes = 0;
+        }
+        bytes += length;
+        message.push(report);
+    }
+    messages.extend(Some(message).filter(|message| !message.is_empty()));
+    messages
 }
 
 /// What has changed of webhooks of pods with a sidecar; where `is_again`, all that there is.
@@ -194,7 +214,7 @@ fn traffic_news(
     is_again: bool,
 ) -> Vec<TrafficReport> {
     let report = |(pod, counted, is_there): (&PodName, &PodTraffic, bool)| {
-        let traffic = is_there.then_some(counted.traffic);
+        let traffic = is_there.then(|| counted.traffic.clone());
         TrafficReport { pod: Some(PodId::of(pod, &counted.uid)), traffic }
     };
     news(sent, now, is_again).map(report).collect()
@@ -302,4 +322,27 @@ fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
         webhook: receipt.webhook.map(WebhookState::truncated),
     };
     push.store.receive(Some(from), &PodName { namespace: pod.namespace, name: pod.name }, taken);
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::wire::{Shadow, ShadowDifference, Traffic};
+
+    use super::*;
+
+    #[test]
+    fn a_message_has_no_more_reports_than_it_has_room_for() {
+        let report = |bytes: usize| {
+            let difference = ShadowDifference { name: "x".repeat(bytes), ..ShadowDifference::default() };
+            let shadow = Shadow { differences: vec![difference], ..Shadow::default() };
+            TrafficReport { pod: None, traffic: Some(Traffic { shadow: Some(shadow), ..Traffic::default() }) }
+        };
+        let lengths = |sizes: &[usize]| -> Vec<usize> {
+            in_messages(sizes.iter().map(|size| report(*size)).collect()).iter().map(Vec::len).collect()
+        };
+        assert_eq!(lengths(&[]), [0; 0]);
+        assert_eq!(lengths(&[10; 100]), [100]);
+        assert_eq!(lengths(&[400_000; 5]), [2, 2, 1]);
+        assert_eq!(lengths(&[2_000_000, 1]), [1, 1]);
+    }
 }

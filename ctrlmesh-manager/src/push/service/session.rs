@@ -60,7 +60,7 @@ struct Session {
 }
 
 enum Event {
-    Report(Result<Option<Report>, Status>),
+    Report(Result<Option<Box<Report>>, Status>),
     News,
     Room,
     Review,
@@ -169,7 +169,7 @@ impl Session {
         let mut review = Box::pin(time::sleep_until(self.review));
         loop {
             let event = tokio::select! {
-                report = self.inbound.message() => Event::Report(report),
+                report = self.inbound.message() => Event::Report(report.map(|report| report.map(Box::new))),
                 () = self.reader.changed(), if !self.news => Event::News,
                 () = moved(&mut self.servers), if !self.news => Event::News,
                 // The permit itself is not needed: nobody else sends.
@@ -181,7 +181,7 @@ impl Session {
             };
             let done = match event {
                 Event::Report(Ok(None)) => return None,
-                Event::Report(Ok(Some(report))) => self.take_report(report),
+                Event::Report(Ok(Some(report))) => self.take_report(*report),
                 Event::Report(Err(status)) => Err(self.unreadable(status)?),
                 Event::News => {
                     self.news = true;

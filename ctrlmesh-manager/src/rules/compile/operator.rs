@@ -18,7 +18,7 @@ use super::{CompiledPolicy, Drafts, Trouble, World};
 use crate::rules::fenced::{is_fenced, is_handing_back, lapses};
 use crate::rules::object_name::{full_name, name, namespace, resource_version};
 use crate::rules::pod::Member;
-use crate::rules::shard::{self, DivideError, Shard};
+use crate::rules::shard::{self, DivideError, Shard, Versions};
 use crate::rules::validate;
 
 /// The shards of a root, or a standalone ShardingConfig.
@@ -55,10 +55,19 @@ enum Division<'a> {
 enum Table {
     /// From its division: what moves, moves at once.
     Divided(Ownership),
-    /// From the protocol, with the limits of each shard; `None` for one that owns nothing.
-    Handover { handover: Box<Handover>, limits: Result<Vec<Option<Vec<Limit>>>, DivideError> },
+    /// From the protocol, with what each shard sees.
+    Handover { handover: Box<Handover>, limits: Result<Vec<Sees>, DivideError> },
     /// It is not known yet which pods are not enrolled.
     Unknown,
+}
+
+/// What the pods of a shard see.
+#[derive(Clone, Debug)]
+enum Sees {
+    Nothing,
+    Own(Vec<Limit>),
+    /// What others own. Their writes are dry runs.
+    Shadowed(Vec<Limit>),
 }
 
 /// The operators by namespace and name, and the problems of their ShardingConfigs.
@@ -194,16 +203,18 @@ impl Operator<'_> {
             (name(&config.metadata).to_owned(), self.compiled(name(&config.metadata), policy))
         };
         let of = |config: &ShardingConfig| policy_of(config).map(|policy| draft(config, policy));
+        let with = |shard: &Shard, limits: &Vec<Limit>, shadow| {
+            let mut config = shard.config.clone();
+            config.spec.limits.clone_from(limits);
+            policy_of(&config).map(|policy| draft(&config, Policy { shadow, ..policy }))
+        };
         match &self.division {
             Division::Root { shards, table: Table::Handover { limits, .. }, .. } => {
                 let limits = limits.as_ref().map_err(|error| trouble(self.config, error.to_string()))?;
-                let owned = shards.iter().zip(limits).map(|(shard, limits)| match limits {
-                    Some(limits) => {
-                        let mut config = shard.config.clone();
-                        config.spec.limits.clone_from(limits);
-                        of(&config)
-                    }
-                    None => policy_of(&shard.config).map(|policy| draft(&shard.config, policy::blind(policy))),
+                let owned = shards.iter().zip(limits).map(|(shard, sees)| match sees {
+                    Sees::Own(limits) => with(shard, limits, false),
+                    Sees::Shadowed(limits) => with(shard, limits, true),
+                    Sees::Nothing => policy_of(&shard.config).map(|policy| draft(&shard.config, policy::blind(policy))),
                 });
                 owned.collect()
             }
@@ -355,7 +366,7 @@ fn divided<'a>(
     let table = if is_fenced(rule) {
         let next = handover::next(root, rule, &shards, &placement, near, world);
         next.map_or(Table::Unknown, |handover| {
-            let limits = shard::owned(rule, &shards, &handover.step.table, world.labelling, world.namespaces);
+            let limits = sees(root, rule, (&shards, &placement), &handover.step.table, world);
             Table::Handover { handover: Box::new(handover), limits }
         })
     } else {
@@ -365,6 +376,41 @@ fn divided<'a>(
     };
     let hash = world.labelling.hash;
     Operator { valid: true, config: root, division: Division::Root { shards, placement, table, hash } }
+}
+
+/// What each shard sees by the table. Of a version on trial that is a shadow, one shard sees what it would own: the
+/// first one that has a pod. It may not have owned anything until just now.
+fn sees(
+    root: &ShardingConfig,
+    rule: &Root,
+    (shards, placement): (&[Shard], &Placement<'_>),
+    table: &Ownership,
+    world: World<'_>,
+) -> Result<Vec<Sees>, DivideError> {
+    let owned = shard::owned(rule, shards, table, world.labelling, world.namespaces)?;
+    let versions = Versions::of(root);
+    let read = versions.read_unowned();
+    let is_tried = |shard: &Shard| shard.share.second != versions.promoted_is_second();
+    let has_pod = |shard: &Shard| placement.pods().values().any(|placed| *placed == shard.share.name);
+    let reader = shards.iter().filter(|_| read.is_some()).find(|shard| is_tried(shard) && has_pod(shard));
+    let reader = reader.filter(|shard| !owes(table, &shard.share.name)).map(|shard| &shard.share.name);
+    let sees = shards.iter().zip(owned).map(|(shard, owned)| match (owned, &read) {
+        (Some(limits), _) => Ok(Sees::Own(limits)),
+        (None, Some(slice)) if reader == Some(&shard.share.name) => {
+            let limits = shard::shadowed(rule, shard, slice, table, world.labelling, world.namespaces)?;
+            Ok(limits.map_or(Sees::Nothing, Sees::Shadowed))
+        }
+        (None, _) => Ok(Sees::Nothing),
+    });
+    sees.collect()
+}
+
+/// Whether something that was taken away from a shard is not proved to be left alone by it yet.
+fn owes(table: &Ownership, shard: &str) -> bool {
+    table.revoked.iter().any(|revoked| {
+        let mut owners = revoked.slots.values().chain(revoked.namespaces.values()).chain(revoked.pod_uids.values());
+        owners.any(|owner| owner == shard)
+    })
 }
 
 fn undivided<'a>(root: &'a ShardingConfig, rule: &Root) -> Operator<'a> {

@@ -9,7 +9,7 @@ use ctrlmesh_common::api::{Limit, Root};
 use ctrlmesh_common::ownership::Ownership;
 
 use super::share::{ListedBy, Share};
-use super::{DivideError, Labelling, MAX_VALUES, Shard, expressions, limits};
+use super::{DivideError, Labelling, MAX_VALUES, Shard, Slice, expressions, limits};
 
 /// The limits of each of the `shards` by `table`; `None` for one that owns nothing.
 ///
@@ -53,6 +53,25 @@ pub fn owned(
         }
     });
     owned.collect()
+}
+
+/// The limits of a shard that owns nothing, and reads the objects of `slice` all the same; `None`: there are none.
+///
+/// # Errors
+/// If too many namespaces would have to be listed.
+pub fn shadowed(
+    rule: &Root,
+    shard: &Shard,
+    slice: &Slice,
+    table: &Ownership,
+    labelling: &Labelling,
+    namespaces: &BTreeSet<String>,
+) -> Result<Option<Vec<Limit>>, DivideError> {
+    let name = || shard.share.name.clone();
+    let mut table = table.clone();
+    table.slots.extend(slice.slots.iter().map(|slot| (slot, name())));
+    table.namespaces.extend(slice.namespaces.iter().map(|namespace| (namespace.clone(), name())));
+    owned(rule, std::slice::from_ref(shard), &table, labelling, namespaces).map(|mut limits| limits.pop().flatten())
 }
 
 /// The share as the table has it.

@@ -16,13 +16,23 @@ pub struct Versions<'a> {
     status: Option<&'a RolloutStatus>,
     /// Whether the next version gets shards of its own.
     has_rollout: bool,
+    begins_with_shadow: bool,
+}
+
+/// A part of the objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slice {
+    pub slots: SlotSet,
+    /// Whatever their slots.
+    pub namespaces: BTreeSet<String>,
 }
 
 impl<'a> Versions<'a> {
     pub fn of(root: &'a ShardingConfig) -> Self {
         let status = root.status.as_ref().and_then(|status| status.rollout.as_ref());
-        let has_rollout = root.spec.root.as_ref().is_some_and(|rule| rule.rollout.is_some());
-        Self { status, has_rollout }
+        let rollout = root.spec.root.as_ref().and_then(|rule| rule.rollout.as_ref());
+        let begins_with_shadow = rollout.is_some_and(|rule| rule.steps.first().is_some_and(|step| step.shadow));
+        Self { status, has_rollout: rollout.is_some(), begins_with_shadow }
     }
 
     /// Whether the promoted version has the shards with the second names.
@@ -59,14 +69,43 @@ impl<'a> Versions<'a> {
 
     /// The slots that the version on trial owns.
     pub(super) fn slots(self) -> SlotSet {
-        let slots = self.trial().into_iter().flat_map(|trial| &trial.slots);
-        slots.filter_map(|slot| slot.parse::<Slot>().ok()).collect()
+        self.trial().filter(|trial| !trial.shadow).map(slots).unwrap_or_default()
     }
 
     /// The namespaces that it owns besides.
     pub(super) fn namespaces(self) -> BTreeSet<String> {
-        self.trial().into_iter().flat_map(|trial| trial.namespaces.iter().cloned()).collect()
+        let trial = self.trial().filter(|trial| !trial.shadow);
+        trial.into_iter().flat_map(|trial| trial.namespaces.iter().cloned()).collect()
     }
+
+    /// What pods of the version on trial may read before they own it: what they shadow, and what the step after that
+    /// gives them, until it has come.
+    pub fn read_unowned(self) -> Option<Slice> {
+        let next = self.trial().filter(|trial| self.begins_with_shadow && trial.step == 2);
+        let next = next.filter(|trial| matches!(trial.phase, TrialPhase::Analysing | TrialPhase::Waiting));
+        self.shadowed().or_else(|| next.map(slice))
+    }
+
+    /// What the version on trial reads, where it owns nothing and its writes are dry runs.
+    pub fn shadowed(self) -> Option<Slice> {
+        let trial = self.trial().filter(|trial| trial.shadow)?;
+        Some(slice(trial))
+    }
+}
+
+fn slice(trial: &Trial) -> Slice {
+    Slice { slots: slots(trial), namespaces: trial.namespaces.iter().cloned().collect() }
+}
+
+impl Slice {
+    /// Whether an object is of it, by its slot and its namespace.
+    pub fn has(&self, slot: Slot, namespace: Option<&str>) -> bool {
+        self.slots.contains(slot) || namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
+    }
+}
+
+fn slots(trial: &Trial) -> SlotSet {
+    trial.slots.iter().filter_map(|slot| slot.parse::<Slot>().ok()).collect()
 }
 
 /// The name of a root's shard. Validation has checked the length of the prefix.

@@ -20,7 +20,11 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     }
     let last = rollout.steps.len().saturating_sub(1);
     for (at, step) in rollout.steps.iter().enumerate() {
-        check_step(&format!("spec.root.rollout.steps[{at}]"), step, at == last, report);
+        let field = format!("spec.root.rollout.steps[{at}]");
+        check_step(&field, step, at == last, report);
+        if step.shadow && at > 0 {
+            report.error(format!("{field}.shadow"), "only the first step may say shadow");
+        }
     }
     check_analysis(rollout, report);
 }
@@ -35,6 +39,10 @@ fn check_step(field: &str, step: &RolloutStep, is_last: bool, report: &mut Repor
     }
     if step.is_everything() && !is_last {
         report.error(format!("{field}.percent"), "only the last step may say 100 percent");
+    }
+    if step.shadow && step.is_everything() {
+        let message = "is not allowed with 100 percent, where nobody else would own anything";
+        report.error(format!("{field}.shadow"), message);
     }
     let pause = step.pause.as_deref().filter(|pause| *pause != MANUAL);
     if pause.is_some_and(|pause| parse_duration(pause).is_none_or(|pause| pause.is_zero())) {

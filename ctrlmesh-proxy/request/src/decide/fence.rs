@@ -13,7 +13,7 @@ use super::Refusal;
 use crate::request::RequestInfo;
 
 /// Subresources of the core group that connect to a pod, service or node. Nothing is written to the object.
-const CONNECTS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
+pub(super) const CONNECTS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
 
 /// What a request writes, as far as its path says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

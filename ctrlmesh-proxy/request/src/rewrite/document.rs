@@ -21,6 +21,13 @@ pub(super) use json::{compacted, early as json_early, text as json_text};
 pub(super) use protobuf::{envelope, field as protobuf_field};
 use shape::Shape;
 
+/// The field of `DeleteOptions` that makes a dry run, and its number in protobuf. It is repeated.
+const DRY_RUN: &str = "dryRun";
+const DRY_RUN_NUMBER: u32 = 5;
+
+/// The head of a list of one item in CBOR.
+const CBOR_LIST_OF_ONE: u8 = 0x81;
+
 /// How a body is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
@@ -287,6 +294,28 @@ pub fn editable_accept(accept: &str) -> Option<String> {
         .collect();
     let editable = if editable.is_empty() { "application/json".to_owned() } else { editable.join(",") };
     (editable.trim_start() != accept).then(|| editable.trim_start().to_owned())
+}
+
+/// The options of a deletion in protobuf or CBOR, with `dryRun: [All]` added (`DeleteOptions` of apimachinery's
+/// `meta/v1/generated.proto`).
+///
+/// # Errors
+/// If they are malformed, or say something of dry runs in CBOR already.
+pub fn with_dry_run(body: &[u8], encoding: Encoding) -> Result<Vec<u8>, DocumentError> {
+    let document = Document { body, encoding };
+    let root = document.root()?;
+    if encoding != Encoding::Protobuf {
+        if document.field(&root, DRY_RUN)?.is_some() {
+            return Err(DocumentError::Repeated { field: DRY_RUN });
+        }
+        let with = cbor::with_pairs(body, &[(DRY_RUN, [&[CBOR_LIST_OF_ONE][..], &cbor_text("All")].concat())]);
+        // A map without a count stays as it is.
+        return if with == body { Err(encoding.malformed()) } else { Ok(with) };
+    }
+    // An envelope without content has nowhere to put it.
+    let options = body.get(root.at.clone()).filter(|_| root.at.end > 0).ok_or(encoding.malformed())?;
+    let with = [options, &protobuf_field(DRY_RUN_NUMBER, b"All")].concat();
+    document.apply(vec![Edit { at: root.at, with }]).map(Cow::into_owned)
 }
 
 fn media_type(content_type: &str) -> String {

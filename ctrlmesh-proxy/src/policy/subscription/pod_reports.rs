@@ -58,7 +58,7 @@ fn webhook_report(pod: PodId, state: Option<&WebhookState>) -> Content {
 }
 
 fn traffic_report(pod: PodId, traffic: Option<&Traffic>) -> Content {
-    Content::Traffic(TrafficReport { pod: Some(pod), traffic: traffic.copied() })
+    Content::Traffic(TrafficReport { pod: Some(pod), traffic: traffic.cloned() })
 }
 
 /// What is not in `sent` yet, of pods that the manager has sent policies of. A pod that has no state any more is

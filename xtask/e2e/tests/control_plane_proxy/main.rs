@@ -14,5 +14,6 @@ mod locks;
 mod reads;
 mod reflector;
 mod refusals;
+mod shadow;
 #[path = "../../../../ctrlmesh-proxy/tests/harness/mod.rs"]
 mod harness;

@@ -46,6 +46,34 @@ Rejected:
 }
 
 #[test]
+fn what_a_shadow_would_have_written_is_counted_and_told() {
+    let mut status = trial("Analysing");
+    status["trial"]["shadow"] = json!(true);
+    let of = |verb: &str, name: &str, fields: Value| json!({"verb": verb, "resource": "deployments.apps", "namespace": "shop", "name": name, "fields": fields});
+    let differences = [
+        of("update", "site", json!(["spec.replicas: is 1, meant 3", "spec.paused: is absent, meant true"])),
+        of("deletecollection", "", json!([])),
+    ];
+    status["shadow"] = json!({"revision": "new", "intended": 9, "equal": 5, "different": 2, "refused": 1, "unknown": 0,
+        "differences": differences});
+    let screen = shown(Some(status.clone()));
+    let summary = "of 9 intended writes 5 equal, 2 different, 1 refused, 1 being compared\n";
+    assert!(screen.contains("  Shadows: 3, 7\n") && screen.contains(&format!("  Shadow:  {summary}")), "{screen}");
+    let root = root(Some(status));
+    let told = report(&root, root.status.as_ref().unwrap().rollout.as_ref().unwrap().shadow.as_ref().unwrap());
+    let expected = format!(
+        "Root:     ops/web\nRevision: new\nWrites:   {summary}
+Differences:
+  VERB               RESOURCE           NAMESPACE   NAME   DIFFERENCE
+  update             deployments.apps   shop        site   spec.replicas: is 1, meant 3
+  update             deployments.apps   shop        site   spec.paused: is absent, meant true
+  deletecollection   deployments.apps   shop        -      is still there
+"
+    );
+    assert_eq!(told, expected);
+}
+
+#[test]
 fn a_screen_without_a_trial_or_a_status_says_so() {
     let idle = shown(Some(json!({"promoted": "old", "second": true})));
     assert!(idle.ends_with("Promoted: old, in the shards with the second names\nTrial:    none\n"), "{idle}");

@@ -81,6 +81,7 @@ mod tests {
             revision: "new".to_owned(),
             phase,
             step,
+            shadow: false,
             slots: Vec::new(),
             namespaces: Vec::new(),
             step_started_at: at.clone(),

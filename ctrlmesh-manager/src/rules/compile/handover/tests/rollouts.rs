@@ -86,6 +86,76 @@ fn a_new_version_owns_its_slice_then_shard_by_shard_all() {
 }
 
 #[test]
+fn a_shadow_sees_its_slice_owns_nothing_and_makes_dry_runs() {
+    let mut bed = Bed::new(DEPLOYMENT);
+    bed.rollout = "{promoted: one}".to_owned();
+    bed.enrolled = ["a", "b", "c"].map(|name| of_deployment(name, "one")).into();
+    bed.settle();
+    bed.enrolled.push(of_deployment("new", "two"));
+    bed.settle();
+    let slots = bed.table.slots.clone();
+    let shadow = trial("Analysing", "'5'").replace("step: 1,", "step: 1, shadow: true,");
+    bed.rollout = shadow.clone();
+    bed.settle();
+    assert_eq!(bed.table.slots, slots, "nothing moves");
+    let is_shadow = |bed: &Bed, name: &str| {
+        let told = bed.before.policies.iter().find(|(pod, _)| pod.name == name);
+        told.is_some_and(|(_, told)| told.policy.shadow)
+    };
+    assert_eq!(bed.see(5, "x"), ["a", "new"]);
+    assert!(!bed.see(6, "x").contains(&"new".to_owned()));
+    assert_eq!(["a", "b", "c", "new"].map(|pod| is_shadow(&bed, pod)), [false, false, false, true]);
+    // The real step takes the same slot, and leaves no shadow behind.
+    bed.rollout = trial("Analysing", "'5'");
+    bed.settle();
+    assert_eq!((bed.counts(SHARDS), bed.see(5, "x")), ([10, 11, 10, 1], vec!["new".to_owned()]));
+    assert!(!is_shadow(&bed, "new"));
+    // What it owned is given back first.
+    bed.rollout = shadow;
+    let before = bed.see(5, "x");
+    bed.settle();
+    assert_eq!((before, bed.see(5, "x")), (vec!["new".to_owned()], vec!["a".to_owned(), "new".to_owned()]));
+    assert_eq!((bed.counts(SHARDS), is_shadow(&bed, "new")), ([11, 11, 10, 0], true));
+    bed.rollout = trial("Analysing", "").replace("step: 1,", "step: 1, shadow: true, namespaces: [shop],");
+    bed.settle();
+    assert!(bed.see(6, "shop").contains(&"new".to_owned()) && !bed.see(5, "x").contains(&"new".to_owned()));
+    bed.rollout = trial("RollingBack", "");
+    bed.settle();
+    assert_eq!((bed.see(5, "x"), is_shadow(&bed, "new")), (vec!["a".to_owned()], false));
+}
+
+#[test]
+fn a_pod_is_a_shadow_until_it_owns_and_never_while_it_may_still_write() {
+    let mut bed = Bed::new(&DEPLOYMENT.replace("rollout: {}", "rollout: {steps: [{slots: 1, shadow: true}]}"));
+    bed.rollout = "{promoted: one}".to_owned();
+    bed.enrolled = ["a", "b", "c"].map(|name| of_deployment(name, "one")).into();
+    bed.settle();
+    bed.enrolled.extend(["new", "other"].map(|name| of_deployment(name, "two")));
+    let shadow = trial("Analysing", "'5'").replace("step: 1,", "step: 1, shadow: true,");
+    bed.rollout = shadow.clone();
+    bed.settle();
+    assert_eq!(bed.see(5, "x"), ["a", "new"], "of two new pods one shadows");
+    let told = |bed: &Bed| {
+        let told = bed.before.policies.iter().find(|(pod, _)| pod.name == "new").map(|(_, told)| told.clone());
+        told.map(|told| (told.policy.shadow, bed.see(5, "x").contains(&"new".to_owned())))
+    };
+    // The real step takes the slot away from the old version first.
+    bed.rollout = trial("Analysing", "'5'").replace("step: 1,", "step: 2,");
+    bed.step();
+    assert!(bed.table.revoked.is_some());
+    assert_eq!(told(&bed), Some((true, true)), "it goes on as a shadow");
+    bed.settle();
+    assert_eq!((told(&bed), bed.counts(SHARDS)), (Some((false, true)), [10, 11, 10, 1]));
+    // Back to a shadow, as after a promotion of a revision that was held.
+    bed.rollout = shadow;
+    bed.step();
+    assert!(bed.table.revoked.is_some());
+    assert_eq!(told(&bed), Some((false, false)), "a write may be under way");
+    bed.settle();
+    assert_eq!((told(&bed), bed.counts(SHARDS)), (Some((true, true)), [11, 11, 10, 0]));
+}
+
+#[test]
 fn a_pod_that_a_statefulset_replaces_is_stood_in_for() {
     let mut bed = Bed::new(STATEFUL_SET);
     bed.rollout = "{promoted: one}".to_owned();
