@@ -3,14 +3,14 @@
 //! A version is the same image with other arguments. The websites are in one namespace for each slot, so that the slots
 //! of each step have something to compare, whatever other tests have put into the cluster.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Write as _, stderr};
 use std::sync::{LazyLock, RwLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use ctrlmesh_common::api::{RolloutStatus, ShardingConfig};
-use ctrlmesh_common::names;
+use ctrlmesh_common::names::{self, annotation};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 use ctrlmesh_testbed::witness::{OperatorUnderTest, Witness};
 use ctrlmesh_testbed::{Cluster, Space, is_full, until_within};
@@ -86,11 +86,23 @@ pub(crate) fn runs_in_full(test: &str) -> Result<bool> {
     Ok(is_full())
 }
 
-/// Runs a test with an operator of its own, and removes the operator.
+/// Runs a test with an operator of its own, which is tried in three steps that last so long each, and removes it.
 pub(crate) fn case(name: &str, kind: Kind, pause: &str, test: impl FnOnce(Operator<'_>) -> Result<()>) -> Result<()> {
+    let steps =
+        json!([{"slots": 1, "pause": pause}, {"percent": 25, "pause": pause}, {"percent": 100, "pause": pause}]);
+    case_with(name, kind, &steps, test)
+}
+
+/// The same with other steps.
+pub(crate) fn case_with(
+    name: &str,
+    kind: Kind,
+    steps: &Value,
+    test: impl FnOnce(Operator<'_>) -> Result<()>,
+) -> Result<()> {
     cluster().case(name, |space| {
         let operator = Operator { space, kind };
-        operator.deploy(pause)?;
+        operator.deploy(steps)?;
         test(operator)?;
         operator.remove()
     })
@@ -98,13 +110,13 @@ pub(crate) fn case(name: &str, kind: Kind, pause: &str, test: impl FnOnce(Operat
 
 impl Operator<'_> {
     /// Deploys it in its first version, over namespaces with their websites.
-    fn deploy(self, pause: &str) -> Result<()> {
+    fn deploy(self, steps: &Value) -> Result<()> {
         let websites = list(&self.websites());
         // For some seconds after the kind was made known, the API server's own admission does not know it.
         until("the websites to be taken", || {
             Ok(self.space.cluster().ask(&["apply", "--filename", "-"], &websites).ok())
         })?;
-        self.space.apply(&self.root(pause).to_string())?;
+        self.space.apply(&self.root(steps).to_string())?;
         // Pods that come before the manager knows the root have no readiness gate.
         until("the root to be known", || Ok(self.config()?.status.filter(|status| !status.conditions.is_empty())))?;
         let items = [&operator::account(self.space)[..], &[self.workload()]].concat();
@@ -191,6 +203,25 @@ impl Operator<'_> {
         found.with_context(|| format!("the last status: {last:?}"))
     }
 
+    /// Has the manager do something with a revision.
+    pub(crate) fn command(self, command: &str) -> Result<()> {
+        let value = format!("{}={command}", annotation::ROLLOUT);
+        self.space.kubectl(&["annotate", &format!("shardingconfig/{ROOT}"), "--overwrite", &value]).map(drop)
+    }
+
+    /// The UIDs of the pages of its websites, by namespace and name.
+    pub(crate) fn pages(self) -> Result<BTreeMap<String, String>> {
+        let all = kubectl(self.space.cluster(), &["get", "configmaps", "--all-namespaces", "--output=json"])?;
+        let all: Value = serde_json::from_str(&all)?;
+        let prefix = format!("{}-", self.space.name());
+        let page = |page: &Value| {
+            let [namespace, name, uid] = ["namespace", "name", "uid"].map(|field| page["metadata"][field].as_str());
+            let (namespace, name) = (namespace.filter(|one| one.starts_with(&prefix))?, name?);
+            name.starts_with("site").then(|| Some((format!("{namespace}/{name}"), uid?.to_owned())))?
+        };
+        Ok(all["items"].as_array().into_iter().flatten().filter_map(page).collect())
+    }
+
     /// Waits until the table is total, and its owners are exactly the shards with the first names or with the second
     /// ones.
     pub(crate) fn owned_by(self, second: bool) -> Result<()> {
@@ -255,7 +286,7 @@ impl Operator<'_> {
         SlotSet::ALL.iter().filter_map(|slot| Some((slot, of(slot)?))).collect()
     }
 
-    fn root(self, pause: &str) -> Value {
+    fn root(self, steps: &Value) -> Value {
         let websites = json!([{"apiGroups": ["web.example.com"], "resources": ["websites"]}]);
         let pages = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
         let mut root = json!({"prefix": ROOT,
@@ -263,9 +294,7 @@ impl Operator<'_> {
             // The operator gives its pages no label of ours.
             "resourceSelector": [{"relateResources": pages}, {"relateResources": websites,
                 "selector": {"matchLabels": {"websites-of": self.space.name()}}}],
-            "rollout": {"analysis": {"interval": "10s", "failureLimit": 1}, "onFailure": "Rollback",
-                "steps": [{"slots": 1, "pause": pause}, {"percent": 25, "pause": pause},
-                    {"percent": 100, "pause": pause}]}});
+            "rollout": {"analysis": {"interval": "10s", "failureLimit": 1}, "onFailure": "Rollback", "steps": steps}});
         let target = match self.kind {
             Kind::Deployment => "targetDeployment",
             Kind::StatefulSet => "targetStatefulSet",

@@ -4,11 +4,10 @@ use std::io::{Write as _, stderr};
 
 use anyhow::{Result, ensure};
 use ctrlmesh_common::api::{RolloutStatus, TrialPhase};
-use ctrlmesh_common::names::annotation;
 use ctrlmesh_runtime::sync::read;
 use ctrlmesh_testbed::is_full;
 
-use crate::bed::{self, GOOD, Kind, LONG_PAUSE, MANAGERS, Operator, PAUSE, REPLICAS, ROOT};
+use crate::bed::{self, GOOD, Kind, LONG_PAUSE, MANAGERS, Operator, PAUSE, REPLICAS};
 use crate::mesh::until;
 use crate::pods::has;
 use crate::trial::RejectedTrial;
@@ -98,8 +97,7 @@ fn a_version_that_was_rejected_is_refused_until_promoted() -> Result<()> {
         all_is_well(operator, &good)?;
         // Whoever promotes it has it tried again, from the first step on.
         is_refused(operator, &bad)?;
-        let promote = format!("{}=promote {bad}", annotation::ROLLOUT);
-        operator.space.kubectl(&["annotate", &format!("shardingconfig/{ROOT}"), "--overwrite", &promote])?;
+        operator.command(&format!("promote {bad}"))?;
         operator.until_rollout("it to be tried again", |status| {
             let is_tried = |phase| phase == TrialPhase::Analysing;
             status.trial.as_ref().is_some_and(|trial| is_tried(trial.phase) && trial.slots.len() == 1)

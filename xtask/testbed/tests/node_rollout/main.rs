@@ -7,6 +7,7 @@ mod pods;
 mod trial;
 mod promotions;
 mod failures;
+mod shadows;
 mod managers;
 #[path = "../mesh/mod.rs"]
 mod mesh;

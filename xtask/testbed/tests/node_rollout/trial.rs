@@ -79,6 +79,20 @@ impl RejectedTrial {
         Ok(writes)
     }
 
+    /// Requires that its pods stored nothing of what the root divides, and made dry runs of it.
+    pub(crate) fn stored_nothing(&self, operator: Operator<'_>) -> Result<()> {
+        ensure!(self.last_step == 1, "it got to step {}", self.last_step);
+        let requests = mesh::requests(operator.space.cluster(), operator.space.name(), operator::NAME)?;
+        let its = |one: &&AuditEvent| one.user.pod_uid().is_some_and(|uid| self.pods.contains(uid));
+        let (mut dry_runs, its) = (0, requests.iter().filter(its));
+        for request in its {
+            ensure!(!is_divided_write(request), "it has written: {request:?}");
+            dry_runs += usize::from(request.query("dryRun").is_some());
+        }
+        ensure!(dry_runs > 0, "it meant to write nothing");
+        Ok(())
+    }
+
     /// From the verdict to the last slot's being granted back.
     pub(crate) fn returned_within(&self) -> Duration {
         Duration::try_from(self.returned_at.duration_since(self.rejected_at)).unwrap_or_default()
