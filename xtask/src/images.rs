@@ -48,6 +48,8 @@ pub enum Image {
     ExampleOperator,
     /// prometheus-operator, which we did not write
     PrometheusOperator,
+    /// A newer version of it
+    PrometheusOperatorNext,
     /// Elastic's operator, which we did not write
     ElasticOperator,
     /// The pause container of the node bed's pods
@@ -82,7 +84,7 @@ impl Image {
             Self::Proxy => "ctrlmesh-proxy",
             Self::Manager => "ctrlmesh-manager",
             Self::ExampleOperator => "example-operator",
-            Self::PrometheusOperator => "prometheus-operator",
+            Self::PrometheusOperator | Self::PrometheusOperatorNext => "prometheus-operator",
             Self::ElasticOperator => "elastic-operator",
             Self::Pause => "pause",
             Self::Probe => "probe",
@@ -92,7 +94,8 @@ impl Image {
 
     /// The name of its archive.
     fn archive(self) -> String {
-        format!("{}.tar", self.program())
+        let next = if self == Self::PrometheusOperatorNext { "-next" } else { "" };
+        format!("{}{next}.tar", self.program())
     }
 
     fn description(self) -> &'static str {
@@ -100,7 +103,7 @@ impl Image {
             Self::Proxy => "ctrlmesh: gives each replica of an operator its share of the objects",
             Self::Manager => "ctrlmesh: decides the shares and tells the proxies",
             Self::ExampleOperator => "An ordinary operator, to try ctrlmesh with",
-            Self::PrometheusOperator => "prometheus-operator, for tests of ctrlmesh",
+            Self::PrometheusOperator | Self::PrometheusOperatorNext => "prometheus-operator, for tests of ctrlmesh",
             Self::ElasticOperator => "Elastic Cloud on Kubernetes, for tests of ctrlmesh",
             Self::Pause => "Holds the namespaces of a pod",
             Self::Probe => "Answers, asks and reads, for tests",
@@ -113,6 +116,7 @@ impl Image {
             Self::Proxy | Self::Manager => Source::Crate,
             Self::ExampleOperator => Source::Go("deploy/example-operator", "./cmd"),
             Self::PrometheusOperator => Source::Built(tools::prometheus_operator()),
+            Self::PrometheusOperatorNext => Source::Built(tools::prometheus_operator_next()),
             Self::ElasticOperator => Source::Built(tools::elastic_operator()),
             Self::Pause => Source::Go("xtask/control-plane", "./pause"),
             Self::Probe => Source::Go("xtask/control-plane", "./probe"),

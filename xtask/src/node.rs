@@ -41,7 +41,8 @@ pub fn run_command(chosen: &NodeCommand) -> Result<ExitCode> {
             if !is_root() {
                 bail!("a node needs root: it makes namespaces, cgroups and mounts");
             }
-            let ours = !images.contains(&Image::PrometheusOperator);
+            let theirs = [Image::PrometheusOperator, Image::PrometheusOperatorNext];
+            let ours = !theirs.iter().any(|one| images.contains(one));
             let purpose = if ours { Purpose::Node } else { Purpose::Tests };
             if setup::run_setup(purpose)? == Readiness::NotReady {
                 return Ok(Readiness::NotReady.into());

@@ -1,6 +1,6 @@
 //! Installs what tests and demo need on a bare Debian 12 machine, or lists what to install.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use std::{env, fs};
@@ -69,7 +69,9 @@ enum Task {
     Linker,
     ControlPlane,
     H2spec,
+    Prometheus,
     PrometheusOperator,
+    PrometheusOperatorNext,
     ElasticOperator,
 }
 
@@ -126,7 +128,9 @@ impl Plan {
             // It sees by itself which of its programs are there.
             (Task::ControlPlane, true),
             (Task::H2spec, !tools::h2spec().is_file()),
+            (Task::Prometheus, !tools::prometheus().is_file()),
             (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
+            (Task::PrometheusOperatorNext, !tools::prometheus_operator_next().is_file()),
             (Task::ElasticOperator, !tools::elastic_operator().is_file()),
         ];
         let lacking = lacking.into_iter().filter_map(|(task, lacks)| lacks.then_some(task));
@@ -167,7 +171,11 @@ impl Task {
         match self {
             Self::Packages | Self::Linker => has_go || purpose == Purpose::Tests,
             Self::ControlPlane => has_go,
-            Self::H2spec | Self::PrometheusOperator | Self::ElasticOperator => has_go && purpose == Purpose::Tests,
+            Self::H2spec
+            | Self::Prometheus
+            | Self::PrometheusOperator
+            | Self::PrometheusOperatorNext
+            | Self::ElasticOperator => has_go && purpose == Purpose::Tests,
         }
     }
 
@@ -182,10 +190,18 @@ impl Task {
             Self::H2spec => {
                 step("build h2spec, which asks the proxy whether it speaks HTTP/2", seconds(10), build_h2spec)
             }
+            Self::Prometheus => {
+                step("build Prometheus, which tests ask for metrics, once per machine", seconds(240), build_prometheus)
+            }
             Self::PrometheusOperator => step(
                 "build prometheus-operator, an operator that is not ours, for tests, once per machine",
                 seconds(120),
                 operators::build_prometheus_operator,
+            ),
+            Self::PrometheusOperatorNext => step(
+                "build a newer prometheus-operator, to which tests upgrade it, once per machine",
+                seconds(120),
+                operators::build_prometheus_operator_next,
             ),
             Self::ElasticOperator => step(
                 "build ECK, an operator with webhooks that is not ours, for tests, once per machine",
@@ -272,13 +288,21 @@ fn build_go(program: &str, package: &str) -> Result<()> {
 }
 
 fn build_h2spec() -> Result<()> {
-    let folder = tools::h2spec();
-    let folder = folder.parent().context("the folder of a tool")?;
+    build_tool(&tools::h2spec(), "xtask/h2spec", "github.com/summerwind/h2spec/cmd/h2spec")
+}
+
+fn build_prometheus() -> Result<()> {
+    build_tool(&tools::prometheus(), "xtask/prometheus", "github.com/prometheus/prometheus/cmd/prometheus")
+}
+
+/// Builds a package of a Go module that the module in `from` requires.
+fn build_tool(program: &Path, from: &str, package: &str) -> Result<()> {
+    let folder = program.parent().context("the folder of a tool")?;
+    let name = program.file_name().context("the name of a tool")?;
     tools::put(folder, |staged| {
         let mut go = Command::new("go");
-        go.args(["build", "-trimpath", "-ldflags", "-s -w", "-o"]).arg(staged.join("h2spec"));
-        go.arg("github.com/summerwind/h2spec/cmd/h2spec").env("CGO_ENABLED", "0");
-        run(go.current_dir(root().join("xtask/h2spec")))
+        go.args(["build", "-trimpath", "-ldflags", "-s -w", "-o"]).arg(staged.join(name));
+        run(go.arg(package).env("CGO_ENABLED", "0").current_dir(root().join(from)))
     })
 }
 
@@ -337,8 +361,9 @@ mod tests {
 
     #[test]
     fn the_demo_builds_only_its_own_tools_and_none_without_go() {
-        let operators = [Task::PrometheusOperator, Task::ElasticOperator];
-        let all = [&[Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec], &operators[..]].concat();
+        let operators = [Task::PrometheusOperator, Task::PrometheusOperatorNext, Task::ElasticOperator];
+        let tools = [Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec, Task::Prometheus];
+        let all = [&tools, &operators[..]].concat();
         let due = |purpose, has_go| -> Vec<Task> {
             all.iter().copied().filter(|task| task.is_due(purpose, has_go)).collect()
         };
@@ -363,10 +388,15 @@ mod tests {
         let versions = [
             ("control-plane", format!("k8s.io/kubernetes {} ", tools::KUBERNETES)),
             ("control-plane", format!("go.etcd.io/etcd/server/v3 {} ", tools::ETCD)),
+            ("prometheus", format!("github.com/prometheus/prometheus {} ", tools::PROMETHEUS)),
             ("h2spec", format!("github.com/summerwind/h2spec {}+incompatible ", tools::H2SPEC)),
             (
                 "prometheus-operator",
                 format!("github.com/prometheus-operator/prometheus-operator {} ", tools::PROMETHEUS_OPERATOR),
+            ),
+            (
+                "prometheus-operator-next",
+                format!("github.com/prometheus-operator/prometheus-operator {} ", tools::PROMETHEUS_OPERATOR_NEXT),
             ),
             ("eck", format!("github.com/elastic/cloud-on-k8s/v3 {} ", tools::ECK)),
         ];

@@ -29,6 +29,12 @@ pub const H2SPEC: &str = "v2.2.1";
 /// The release of prometheus-operator, as `xtask/prometheus-operator/go.mod` names it.
 pub const PROMETHEUS_OPERATOR: &str = "v0.85.0";
 
+/// Of Prometheus 3.7.3: its Go module counts otherwise.
+pub const PROMETHEUS: &str = "v0.307.3";
+
+/// Of the newer prometheus-operator, to which tests upgrade it.
+pub const PROMETHEUS_OPERATOR_NEXT: &str = "v0.87.1";
+
 /// The release of Elastic's operator (Elastic Cloud on Kubernetes), as `xtask/eck/go.mod` names it.
 pub const ECK: &str = "v3.5.0";
 
@@ -90,9 +96,19 @@ pub fn h2spec() -> PathBuf {
     cache().join("h2spec").join(H2SPEC).join("h2spec")
 }
 
+/// A Prometheus server, without its pages.
+pub fn prometheus() -> PathBuf {
+    cache().join("prometheus").join(PROMETHEUS).join("prometheus")
+}
+
 /// An operator that we did not write, as we build it; beside it lies `bundle.yaml`, its manifests.
 pub fn prometheus_operator() -> PathBuf {
     cache().join("prometheus-operator").join(PROMETHEUS_OPERATOR).join("prometheus-operator")
+}
+
+/// The same in a newer version.
+pub fn prometheus_operator_next() -> PathBuf {
+    cache().join("prometheus-operator").join(PROMETHEUS_OPERATOR_NEXT).join("prometheus-operator")
 }
 
 /// An operator with webhooks that we did not write, as we build it; beside it lie `crds.yaml`, `webhook.yaml` and the

@@ -23,14 +23,21 @@ struct Operator {
 }
 
 pub(super) fn build_prometheus_operator() -> Result<()> {
-    let operator = Operator {
-        folder: "prometheus-operator",
+    of_prometheus("prometheus-operator", tools::prometheus_operator()).build()
+}
+
+pub(super) fn build_prometheus_operator_next() -> Result<()> {
+    of_prometheus("prometheus-operator-next", tools::prometheus_operator_next()).build()
+}
+
+fn of_prometheus(folder: &'static str, program: PathBuf) -> Operator {
+    Operator {
+        folder,
         module: "github.com/prometheus-operator/prometheus-operator",
         package: "cmd/operator",
-        program: tools::prometheus_operator(),
+        program,
         manifests: &[("bundle.yaml", "bundle.yaml")],
-    };
-    operator.build()
+    }
 }
 
 /// Its manifests and samples are under the Elastic License 2.0, so they are not in this repository.

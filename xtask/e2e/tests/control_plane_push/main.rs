@@ -27,6 +27,7 @@ mod replicas;
 mod resume;
 mod rights;
 mod rollout_commands;
+mod rollout_metrics;
 mod rotation;
 mod routed;
 mod placement;

@@ -240,7 +240,7 @@ async fn metric(address: SocketAddr, line: &str) -> Option<f64> {
 }
 
 /// Head and body of a page.
-async fn get(address: SocketAddr, path: &str) -> Option<String> {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.ok()?;

@@ -15,8 +15,8 @@ use crate::process::Replica;
 use crate::token;
 
 /// The revision that is promoted, and the one that is tried.
-const OLD: &str = "op-5d4f";
-const NEW: &str = "op-77c9";
+pub(crate) const OLD: &str = "op-5d4f";
+pub(crate) const NEW: &str = "op-77c9";
 
 /// Applies a root that tries new versions, in steps that end by a command.
 async fn apply(client: &Client) {
@@ -32,8 +32,20 @@ async fn pod(client: &Client, name: &str, revision: &str) {
     pods.patch(name, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
 }
 
+/// Makes two pods of the promoted revision, and one of the next one, which is tried then.
+pub(crate) async fn begin_trial(client: &Client) {
+    for name in ["op-0", "op-1"] {
+        pod(client, name, OLD).await;
+    }
+    until(client, "the first revision", |status| status.promoted == OLD).await;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), OPERATOR);
+    pods.delete("op-1", &DeleteParams::default().grace_period(0)).await.unwrap();
+    pod(client, "op-1", NEW).await;
+    until(client, "a trial", |status| is_in(status, TrialPhase::Analysing)).await;
+}
+
 /// The status of the rollout, as soon as it is as `is` says.
-async fn until(client: &Client, what: &str, is: impl Fn(&RolloutStatus) -> bool) -> RolloutStatus {
+pub(crate) async fn until(client: &Client, what: &str, is: impl Fn(&RolloutStatus) -> bool) -> RolloutStatus {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
     eventually(what, async || roots.get(ROOT).await.ok()?.status?.rollout.filter(&is)).await
 }
@@ -67,14 +79,7 @@ async fn a_trial_is_shown_promoted_and_aborted_by_commands() {
     apply(&client).await;
     let screen = printed(&cluster, &["status", ROOT]);
     assert!(screen.contains("StatefulSet op") && screen.contains("none yet"), "{screen}");
-    for name in ["op-0", "op-1"] {
-        pod(&client, name, OLD).await;
-    }
-    until(&client, "the first revision", |status| status.promoted == OLD).await;
-    let pods: Api<Pod> = Api::namespaced(client.clone(), OPERATOR);
-    pods.delete("op-1", &DeleteParams::default().grace_period(0)).await.unwrap();
-    pod(&client, "op-1", NEW).await;
-    until(&client, "a trial", |status| is_in(status, TrialPhase::Analysing)).await;
+    begin_trial(&client).await;
     let list = printed(&cluster, &["status"]);
     let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row[..5], [ROOT, OLD, NEW, "Analysing", "1/3"], "{list}");
