@@ -202,20 +202,31 @@ pub(crate) fn only_retried(before: &BTreeMap<String, Answers>, after: &BTreeMap<
 }
 
 /// That each replica has asked for objects of work of its own shard's slots only. Pods that were never enrolled are
-/// left out.
+/// left out, and those of a version that was tried: the rule says nothing of its shards.
 pub(crate) fn only_own(environment: &Environment, start: Timestamp, unsharded: &BTreeSet<String>) -> Result<String> {
     let divided: Vec<Resource> = environment.work.kinds().iter().map(|kind| kind.resource()).collect();
     let (shards, asked) = environment.observer.both(|world, history| {
         let of = |(pod, one): (&String, &Activity)| -> Vec<(String, ListOrWatch)> {
             one.asked().iter().map(|asked| (pod.clone(), asked.clone())).collect()
         };
+        let is_tried = |pod: &String| {
+            world.shards.get(pod).is_some_and(|shards| shards.iter().all(|shard| has_second_name(shard)))
+        };
         let mut all: Vec<_> = history.pods().iter().flat_map(of).collect();
-        all.retain(|(pod, asked)| asked.at >= start && divided.contains(&asked.resource) && !unsharded.contains(pod));
+        all.retain(|(pod, asked)| {
+            let counts = !unsharded.contains(pod) && !is_tried(pod);
+            counts && asked.at >= start && divided.contains(&asked.resource)
+        });
         (world.shards.clone(), all)
     });
     environment.rules(|rules| rules.limit(&shards, &asked))?;
     let count = asked.len();
     Ok(format!("audit log: {count} lists and watches of the work, each of its shard's slots only"))
+}
+
+/// Whether a shard is that of a version on trial, as long as none was promoted.
+fn has_second_name(shard: &str) -> bool {
+    shard.ends_with("-second")
 }
 
 /// That each namespace is with the shard that the rule gives its slot to; reckoned here, from its name.

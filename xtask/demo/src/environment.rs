@@ -91,7 +91,7 @@ impl Environment {
     }
 
     /// The path of the operator's Deployment.
-    fn deployment(&self) -> String {
+    pub(crate) fn deployment(&self) -> String {
         let Operator { namespace, name, .. } = self.operator();
         format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
     }
@@ -386,6 +386,6 @@ impl Environment {
 }
 
 /// The path of the ShardingConfigs of a namespace.
-fn configs(namespace: &str) -> String {
+pub(crate) fn configs(namespace: &str) -> String {
     format!("/apis/{}/{}/namespaces/{namespace}/shardingconfigs", names::GROUP, names::VERSION)
 }

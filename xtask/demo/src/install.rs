@@ -52,18 +52,38 @@ pub fn operator(cluster: &Cluster, work: Work) -> Result<()> {
             cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
         }
         Work::Prometheuses => {
-            let bundle = tools::prometheus_operator().with_file_name("bundle.yaml");
-            let text = fs::read_to_string(&bundle);
-            let text = text.with_context(|| format!("read {}: run `cargo xtask setup`", bundle.display()))?;
-            let theirs = format!("quay.io/prometheus-operator/prometheus-operator:{}", tools::PROMETHEUS_OPERATOR);
-            ensure!(text.contains(&theirs), "the manifests do not name {theirs}");
-            let text = text.replace(&theirs, &Image::PrometheusOperator.name());
+            let program = tools::prometheus_operator();
+            let text = prometheus_bundle(&program, tools::PROMETHEUS_OPERATOR, Image::PrometheusOperator)?;
             // By the server: the definitions are too long for what kubectl would write into an annotation.
             cluster.ask(&["apply", "--server-side", "--filename", "-"], &text)?;
         }
     }
     let operator = work.operator();
     rolled_out(cluster, operator.namespace, &format!("deployment/{}", operator.name))
+}
+
+/// Applies the manifests of the newer prometheus-operator, as its users do, with so many replicas. Does not wait.
+///
+/// # Errors
+/// Where the API server refuses something.
+pub fn newer_prometheus_operator(cluster: &Cluster, replicas: usize) -> Result<()> {
+    let (program, image) = (tools::prometheus_operator_next(), Image::PrometheusOperatorNext);
+    let text = prometheus_bundle(&program, tools::PROMETHEUS_OPERATOR_NEXT, image)?;
+    let one = "\nspec:\n  replicas: 1\n";
+    ensure!(text.matches(one).count() == 1, "the manifests do not have one workload of one replica");
+    let text = text.replace(one, &format!("\nspec:\n  replicas: {replicas}\n"));
+    // Somebody else has given it its replicas.
+    cluster.ask(&["apply", "--server-side", "--force-conflicts", "--filename", "-"], &text).map(drop)
+}
+
+/// The manifests beside a program that we have built, with our image.
+fn prometheus_bundle(program: &Path, version: &str, image: Image) -> Result<String> {
+    let bundle = program.with_file_name("bundle.yaml");
+    let text = fs::read_to_string(&bundle);
+    let text = text.with_context(|| format!("read {}: run `cargo xtask setup`", bundle.display()))?;
+    let theirs = format!("quay.io/prometheus-operator/prometheus-operator:{version}");
+    ensure!(text.contains(&theirs), "the manifests do not name {theirs}");
+    Ok(text.replace(&theirs, &image.name()))
 }
 
 /// Refuses a cluster that is too old, from what `kubectl version --output=json` says.

@@ -16,6 +16,7 @@ mod share;
 
 mod enrolment;
 mod guard;
+mod upgrade;
 
 /// How many of the first namespaces a change of the rule moves.
 const MOVED: usize = 20;
@@ -88,6 +89,21 @@ pub const WILD: Step = Step {
     run: guard::wild,
 };
 
+/// A bad version of the operator comes.
+pub const BAD: Step = Step {
+    title: "a bad version is rolled out, and nobody notices",
+    promise: "under load: it deletes what the old version has made, in dry runs only; it is found out and taken back, and the \
+              old replicas do not restart",
+    run: upgrade::upgraded,
+};
+
+/// A newer version of an operator that is not ours comes.
+pub const NEWER: Step = Step {
+    title: "a newer version is rolled out",
+    promise: "under load: it goes through all steps, from a shadow on, and is promoted",
+    run: upgrade::newer,
+};
+
 /// Proxies and manager are replaced.
 pub const ROLLOUT: Step = Step {
     title: "proxies and manager are restarted, one after the other, under load",
@@ -110,7 +126,7 @@ pub const LEAVE: Step = Step {
 };
 
 /// The steps of the demo.
-pub const DEMO: [Step; 9] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, WILD, END];
+pub const DEMO: [Step; 10] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, WILD, BAD, END];
 
 /// The names of all namespaces that the steps make, where there are so many at first.
 pub fn namespaces(first: usize) -> Vec<String> {
