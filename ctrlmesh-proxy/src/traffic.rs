@@ -22,9 +22,6 @@ use crate::shadow::PodShadow;
 /// Between two reports to the manager.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Events, which say what an operator does and are not what it does, by API group and resource.
-const EVENTS: [(&str, &str); 2] = [("", "events"), ("events.k8s.io", "events")];
-
 /// The counts of one pod. Its connections share them. They outlive its policies, and only grow.
 #[derive(Debug, Default)]
 pub struct PodTraffic {
@@ -164,7 +161,7 @@ fn writes_limited(policy: &Policy, info: &RequestInfo<'_>) -> bool {
     let resource = (info.api_group(), info.resource());
     decide::is_write(info)
         && policy.is_limited(resource.0, resource.1)
-        && !EVENTS.contains(&resource)
+        && !decide::is_event(info)
         && info.query().first("dryRun").is_none_or(|value| value.is_empty())
 }
 

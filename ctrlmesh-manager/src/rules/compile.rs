@@ -32,6 +32,7 @@ mod policy;
 mod placement;
 mod owning;
 mod handover;
+mod sees;
 mod operator;
 mod record;
 mod clashes;

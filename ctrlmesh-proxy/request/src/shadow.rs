@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::decide::becomes_dry_run;
+use crate::decide::{becomes_dry_run, is_event};
 use crate::request::{Query, RequestInfo};
 use crate::rewrite::{Encoding, with_dry_run};
 
@@ -14,9 +14,6 @@ pub use difference::{Field, Intent};
 
 /// Says what is no dry run yet, in the API.
 const DRY_RUN: &str = "dryRun";
-
-/// Events, which say what an operator does and are not what it does, by API group and resource.
-const EVENTS: [(&str, &str); 2] = [("", "events"), ("events.k8s.io", "events")];
 
 /// A write that a shadow meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -57,16 +54,15 @@ impl IntendedWrite {
     /// That of a request that is sent to `target`. `None`: it writes nothing, is a dry run anyway, or only tells of an
     /// event.
     pub fn of(info: &RequestInfo<'_>, target: &str) -> Option<Self> {
-        let kind = (info.api_group(), info.resource());
         let is_dry_run = info.query().first(DRY_RUN).is_some_and(|value| !value.is_empty());
-        if !becomes_dry_run(info) || is_dry_run || EVENTS.contains(&kind) {
+        if !becomes_dry_run(info) || is_dry_run || is_event(info) {
             return None;
         }
-        let dot = if kind.0.is_empty() { "" } else { "." };
+        let dot = if info.api_group().is_empty() { "" } else { "." };
         let slash = if info.subresource().is_empty() { "" } else { "/" };
         Some(Self {
             verb: info.verb().to_owned(),
-            resource: format!("{}{dot}{}{slash}{}", kind.1, kind.0, info.subresource()),
+            resource: format!("{}{dot}{}{slash}{}", info.resource(), info.api_group(), info.subresource()),
             namespace: info.namespace().to_owned(),
             name: info.name_in_path().to_owned(),
             outcome: outcome(info, target),

@@ -14,11 +14,12 @@ use ctrlmesh_common::slots::NamespaceHash;
 use super::handover::{self, Handover};
 use super::placement::Placement;
 use super::policy;
+use super::sees::{Sees, sees};
 use super::{CompiledPolicy, Drafts, Trouble, World};
 use crate::rules::fenced::{is_fenced, is_handing_back, lapses};
 use crate::rules::object_name::{full_name, name, namespace, resource_version};
 use crate::rules::pod::Member;
-use crate::rules::shard::{self, DivideError, Shard, Versions};
+use crate::rules::shard::{self, DivideError, Shard};
 use crate::rules::validate;
 
 /// The shards of a root, or a standalone ShardingConfig.
@@ -59,15 +60,6 @@ enum Table {
     Handover { handover: Box<Handover>, limits: Result<Vec<Sees>, DivideError> },
     /// It is not known yet which pods are not enrolled.
     Unknown,
-}
-
-/// What the pods of a shard see.
-#[derive(Clone, Debug)]
-enum Sees {
-    Nothing,
-    Own(Vec<Limit>),
-    /// What others own. Their writes are dry runs.
-    Shadowed(Vec<Limit>),
 }
 
 /// The operators by namespace and name, and the problems of their ShardingConfigs.
@@ -376,41 +368,6 @@ fn divided<'a>(
     };
     let hash = world.labelling.hash;
     Operator { valid: true, config: root, division: Division::Root { shards, placement, table, hash } }
-}
-
-/// What each shard sees by the table. Of a version on trial that is a shadow, one shard sees what it would own: the
-/// first one that has a pod. It may not have owned anything until just now.
-fn sees(
-    root: &ShardingConfig,
-    rule: &Root,
-    (shards, placement): (&[Shard], &Placement<'_>),
-    table: &Ownership,
-    world: World<'_>,
-) -> Result<Vec<Sees>, DivideError> {
-    let owned = shard::owned(rule, shards, table, world.labelling, world.namespaces)?;
-    let versions = Versions::of(root);
-    let read = versions.read_unowned();
-    let is_tried = |shard: &Shard| shard.share.second != versions.promoted_is_second();
-    let has_pod = |shard: &Shard| placement.pods().values().any(|placed| *placed == shard.share.name);
-    let reader = shards.iter().filter(|_| read.is_some()).find(|shard| is_tried(shard) && has_pod(shard));
-    let reader = reader.filter(|shard| !owes(table, &shard.share.name)).map(|shard| &shard.share.name);
-    let sees = shards.iter().zip(owned).map(|(shard, owned)| match (owned, &read) {
-        (Some(limits), _) => Ok(Sees::Own(limits)),
-        (None, Some(slice)) if reader == Some(&shard.share.name) => {
-            let limits = shard::shadowed(rule, shard, slice, table, world.labelling, world.namespaces)?;
-            Ok(limits.map_or(Sees::Nothing, Sees::Shadowed))
-        }
-        (None, _) => Ok(Sees::Nothing),
-    });
-    sees.collect()
-}
-
-/// Whether something that was taken away from a shard is not proved to be left alone by it yet.
-fn owes(table: &Ownership, shard: &str) -> bool {
-    table.revoked.iter().any(|revoked| {
-        let mut owners = revoked.slots.values().chain(revoked.namespaces.values()).chain(revoked.pod_uids.values());
-        owners.any(|owner| owner == shard)
-    })
 }
 
 fn undivided<'a>(root: &'a ShardingConfig, rule: &Root) -> Operator<'a> {

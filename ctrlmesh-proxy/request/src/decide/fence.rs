@@ -15,6 +15,9 @@ use crate::request::RequestInfo;
 /// Subresources of the core group that connect to a pod, service or node. Nothing is written to the object.
 pub(super) const CONNECTS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
 
+/// By API group and resource.
+const EVENTS: [(&str, &str); 2] = [("", "events"), ("events.k8s.io", "events")];
+
 /// What a request writes, as far as its path says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
@@ -78,6 +81,11 @@ pub(super) fn check(policy: &Policy, request: &RequestInfo<'_>) -> Result<Option
             }
         }
     }
+}
+
+/// Whether `request` is about events, which say what an operator does and are not what it does.
+pub fn is_event(request: &RequestInfo<'_>) -> bool {
+    EVENTS.contains(&(request.api_group(), request.resource()))
 }
 
 /// Whether `request` may write an object. To connect to a pod, service or node is no write.
