@@ -2,6 +2,7 @@
 
 pub mod explain;
 mod headers;
+mod target;
 mod wait_time;
 mod lock_list;
 mod lock;

@@ -1,6 +1,6 @@
 //! What became of the writes that a pod meant, and that were sent as dry runs.
 //!
-//! Until it is known of a write, others of the same object wait for its result, and count as it does. So a pod that
+//! Until it is known of a write, others of the same object wait for its verdict, and count as it does. So a pod that
 //! writes the same again and again has one comparison at a time.
 
 use std::collections::{HashMap, VecDeque};
@@ -19,12 +19,9 @@ pub struct PodShadow(Mutex<Writes>);
 
 #[derive(Debug, Default)]
 struct Writes {
-    intended: u64,
-    equal: u64,
-    different: u64,
-    refused: u64,
-    unknown: u64,
-    /// How many writes wait for the result.
+    /// Without the differences.
+    counts: wire::Shadow,
+    /// How many writes wait for the verdict.
     pending: HashMap<IntendedWrite, u64>,
     /// The newest first.
     differences: VecDeque<(IntendedWrite, Vec<String>)>,
@@ -32,45 +29,33 @@ struct Writes {
 
 /// What became of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Result {
+pub(crate) enum Verdict {
     Equal,
     /// With the fields that differ; none: the object was to be deleted.
     Different(Vec<String>),
+    /// The API server refused it.
+    Refused,
     Unknown,
 }
 
 impl PodShadow {
-    /// The API server refused a write.
-    pub(crate) fn refused(&self) {
+    /// It is known at once what became of a write, or it will never be.
+    pub(crate) fn known(&self, verdict: &Verdict) {
         let mut writes = lock(&self.0);
-        writes.intended += 1;
-        writes.refused += 1;
-    }
-
-    /// Nobody knows what came of a write.
-    pub(crate) fn lost(&self) {
-        let mut writes = lock(&self.0);
-        writes.intended += 1;
-        writes.unknown += 1;
-    }
-
-    /// A write found what it meant.
-    pub(crate) fn found(&self) {
-        let mut writes = lock(&self.0);
-        writes.intended += 1;
-        writes.equal += 1;
+        writes.counts.intended += 1;
+        writes.count(verdict, 1);
     }
 
     /// The API server took a write. Returns whether it is to be compared, and [`Self::ended`] called then.
     pub(crate) fn took(&self, write: &IntendedWrite) -> bool {
         let mut writes = lock(&self.0);
-        writes.intended += 1;
+        writes.counts.intended += 1;
         if let Some(waiting) = writes.pending.get_mut(write) {
             *waiting += 1;
             return false;
         }
         if writes.pending.len() >= MAX_PENDING {
-            writes.unknown += 1;
+            writes.count(&Verdict::Unknown, 1);
             return false;
         }
         writes.pending.insert(write.clone(), 1);
@@ -78,18 +63,14 @@ impl PodShadow {
     }
 
     /// It is known what became of a write, or it will never be.
-    pub(crate) fn ended(&self, write: &IntendedWrite, result: Result) {
+    pub(crate) fn ended(&self, write: &IntendedWrite, verdict: Verdict) {
         let mut writes = lock(&self.0);
-        let count = writes.pending.remove(write).unwrap_or_default();
-        match result {
-            Result::Equal => writes.equal += count,
-            Result::Unknown => writes.unknown += count,
-            Result::Different(fields) => {
-                writes.different += count;
-                writes.differences.retain(|(other, _)| other != write);
-                writes.differences.push_front((write.clone(), fields));
-                writes.differences.truncate(MAX_SHADOW_DIFFERENCES);
-            }
+        let waiting = writes.pending.remove(write).unwrap_or_default();
+        writes.count(&verdict, waiting);
+        if let Verdict::Different(fields) = verdict {
+            writes.differences.retain(|(other, _)| other != write);
+            writes.differences.push_front((write.clone(), fields));
+            writes.differences.truncate(MAX_SHADOW_DIFFERENCES);
         }
     }
 
@@ -103,14 +84,20 @@ impl PodShadow {
             name: write.name.clone(),
             fields: fields.clone(),
         });
-        (writes.intended > 0).then(|| wire::Shadow {
-            intended: writes.intended,
-            equal: writes.equal,
-            different: writes.different,
-            refused: writes.refused,
-            unknown: writes.unknown,
-            differences: differences.collect(),
-        })
+        (writes.counts.intended > 0)
+            .then(|| wire::Shadow { differences: differences.collect(), ..writes.counts.clone() })
+    }
+}
+
+impl Writes {
+    fn count(&mut self, verdict: &Verdict, more: u64) {
+        let count = match verdict {
+            Verdict::Equal => &mut self.counts.equal,
+            Verdict::Different(_) => &mut self.counts.different,
+            Verdict::Refused => &mut self.counts.refused,
+            Verdict::Unknown => &mut self.counts.unknown,
+        };
+        *count += more;
     }
 }
 
@@ -130,15 +117,15 @@ mod tests {
         let shadow = PodShadow::default();
         assert_eq!(shadow.report(), None);
         assert!(shadow.took(&write("x")) && !shadow.took(&write("x")) && shadow.took(&write("y")));
-        shadow.refused();
-        shadow.ended(&write("x"), Result::Equal);
-        shadow.ended(&write("y"), Result::Different(vec!["f".to_owned()]));
+        shadow.known(&Verdict::Refused);
+        shadow.ended(&write("x"), Verdict::Equal);
+        shadow.ended(&write("y"), Verdict::Different(vec!["f".to_owned()]));
         assert!(shadow.took(&write("y")));
         let report = shadow.report().unwrap();
         let counts = [report.intended, report.equal, report.different, report.refused, report.unknown];
         assert_eq!(counts, [5, 2, 1, 1, 0]);
         assert_eq!((report.differences.len(), report.differences[0].name.as_str()), (1, "y"));
-        shadow.ended(&write("y"), Result::Different(Vec::new()));
+        shadow.ended(&write("y"), Verdict::Different(Vec::new()));
         assert_eq!(shadow.report().unwrap().differences[0].fields, [""; 0], "the newest counts");
     }
 
@@ -149,7 +136,7 @@ mod tests {
         let begun = names.iter().filter(|write| shadow.took(write)).count();
         assert_eq!((begun, shadow.report().unwrap().unknown), (MAX_PENDING, 1));
         for write in &names {
-            shadow.ended(write, Result::Different(Vec::new()));
+            shadow.ended(write, Verdict::Different(Vec::new()));
         }
         assert_eq!(shadow.report().unwrap().differences.len(), MAX_SHADOW_DIFFERENCES);
     }

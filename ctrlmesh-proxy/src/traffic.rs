@@ -162,7 +162,7 @@ fn writes_limited(policy: &Policy, info: &RequestInfo<'_>) -> bool {
     decide::is_write(info)
         && policy.is_limited(resource.0, resource.1)
         && !decide::is_event(info)
-        && info.query().first("dryRun").is_none_or(|value| value.is_empty())
+        && !decide::is_dry_run(info)
 }
 
 fn add(count: &AtomicU64, more: u64) {

@@ -56,6 +56,17 @@ pub(super) const ANALYSIS_INTERVAL: &str = "self.matches('^([0-9]+([.][0-9]+)?(n
 /// What [`ANALYSIS_INTERVAL`] says where it does not hold.
 pub(super) const ANALYSIS_INTERVAL_MESSAGE: &str = "must be a duration from 10s to 10m";
 
+/// Rule of the steps of a root's rollout: all percent come last.
+pub(super) const EVERYTHING_LAST: &str = "!has(self.rollout) || !has(self.rollout.steps) || !self.rollout.steps.exists(step, has(step.percent) && \
+     step.percent == 100) || self.rollout.steps.filter(step, has(step.percent) && step.percent == 100).size() == \
+     1 && has(self.rollout.steps[size(self.rollout.steps) - 1].percent) && \
+     self.rollout.steps[size(self.rollout.steps) - 1].percent == 100";
+
+/// Rule of the steps of a root's rollout: a shadow comes first.
+pub(super) const SHADOW_FIRST: &str = "!has(self.rollout) || !has(self.rollout.steps) || self.rollout.steps.filter(step, has(step.shadow) && \
+     step.shadow).size() <= (self.rollout.steps.size() > 0 && has(self.rollout.steps[0].shadow) && \
+     self.rollout.steps[0].shadow ? 1 : 0)";
+
 /// Rule of the address of a Prometheus server.
 pub(super) const METRIC_ADDRESS: &str =
     r"self.matches('^http://([-A-Za-z0-9.]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[-A-Za-z0-9._~/%]*)?$')";

@@ -157,10 +157,8 @@ pub struct RelatedResources {
         .message("auto.shardingSize: at most the number of hashes that canary.inShardHash leaves of 32"),
     validation = Rule::new("!has(self.rollout) || !has(self.fence) || self.fence != 'Off'")
         .message("rollout: needs fence Server or Proxy; without a fence, what moves could have two writers"),
-    validation = Rule::new("!has(self.rollout) || !has(self.rollout.steps) || !self.rollout.steps.exists(step, has(step.percent) && step.percent == 100) || self.rollout.steps.filter(step, has(step.percent) && step.percent == 100).size() == 1 && has(self.rollout.steps[size(self.rollout.steps) - 1].percent) && self.rollout.steps[size(self.rollout.steps) - 1].percent == 100")
-        .message("rollout.steps: only the last step may say 100 percent"),
-    validation = Rule::new("!has(self.rollout) || !has(self.rollout.steps) || self.rollout.steps.filter(step, has(step.shadow) && step.shadow).size() <= (self.rollout.steps.size() > 0 && has(self.rollout.steps[0].shadow) && self.rollout.steps[0].shadow ? 1 : 0)")
-        .message("rollout.steps: only the first step may say shadow"),
+    validation = Rule::new(rules::EVERYTHING_LAST).message("rollout.steps: only the last step may say 100 percent"),
+    validation = Rule::new(rules::SHADOW_FIRST).message("rollout.steps: only the first step may say shadow"),
     validation = Rule::new(rules::EVERY_SLOT_ONCE)
         .message("manual: every hash \"0\" to \"31\" must be in exactly one shard's hashes, or in canary.inShardHash")
 )]

@@ -2,18 +2,15 @@
 //!
 //! A dry run is checked, admitted and answered as any write, and not stored (`dryRun` of the Kubernetes API).
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::decide::{becomes_dry_run, is_event};
+use crate::decide::{DRY_RUN, becomes_dry_run, is_dry_run, is_event};
 use crate::request::{Query, RequestInfo};
 use crate::rewrite::{Encoding, with_dry_run};
 
 mod difference;
 
 pub use difference::{Field, Intent};
-
-/// Says what is no dry run yet, in the API.
-const DRY_RUN: &str = "dryRun";
 
 /// A write that a shadow meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,8 +51,7 @@ impl IntendedWrite {
     /// That of a request that is sent to `target`. `None`: it writes nothing, is a dry run anyway, or only tells of an
     /// event.
     pub fn of(info: &RequestInfo<'_>, target: &str) -> Option<Self> {
-        let is_dry_run = info.query().first(DRY_RUN).is_some_and(|value| !value.is_empty());
-        if !becomes_dry_run(info) || is_dry_run || is_event(info) {
+        if !becomes_dry_run(info) || is_dry_run(info) || is_event(info) {
             return None;
         }
         let dot = if info.api_group().is_empty() { "" } else { "." };
@@ -113,20 +109,14 @@ pub fn target(target: &str) -> Option<String> {
 /// # Errors
 /// If they cannot be read.
 pub fn delete_options(content_type: &str, body: &[u8]) -> Result<Vec<u8>, UnreadableOptions> {
-    match Encoding::of_editable(content_type, body).or_else(|| Encoding::of(content_type)) {
-        Some(Encoding::Json) => {
-            let mut options: Map<String, Value> =
-                serde_json::from_slice(body).map_err(|_malformed| UnreadableOptions)?;
-            options.insert(DRY_RUN.to_owned(), Value::from(vec!["All"]));
-            Ok(Value::from(options).to_string().into_bytes())
-        }
-        Some(encoding) => with_dry_run(body, encoding).map_err(|_malformed| UnreadableOptions),
-        None => Err(UnreadableOptions),
-    }
+    let encoding = Encoding::of_editable(content_type, body).or_else(|| Encoding::of(content_type));
+    let encoding = encoding.ok_or(UnreadableOptions)?;
+    with_dry_run(body, encoding).map_err(|_malformed| UnreadableOptions)
 }
 
 /// The part of an `Accept` header that is JSON; `None` where the client takes none.
 pub fn json_accept(accept: &str) -> Option<String> {
+    let accept = if accept.is_empty() { "*/*" } else { accept };
     let is_json = |range: &&str| {
         let media_type = range.split(';').next().unwrap_or_default().trim();
         media_type.eq_ignore_ascii_case("application/json") || media_type == "*/*"

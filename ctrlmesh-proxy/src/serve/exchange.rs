@@ -29,6 +29,7 @@ use crate::serve::pending::Pending;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply, RequestMetrics};
 use crate::serve::shaping::Shaped;
+use crate::serve::target::with_target;
 use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
@@ -384,8 +385,5 @@ fn target(uri: &Uri) -> PathAndQuery {
 }
 
 fn rewritten(uri: &Uri, info: &RequestInfo<'_>, plan: &Plan) -> Result<Uri, Failure> {
-    let target = rewrite::target(info, plan);
-    let mut parts = uri.clone().into_parts();
-    parts.path_and_query = Some(target.try_into().map_err(|_unfit| Failure::Target)?);
-    Uri::from_parts(parts).map_err(|_unfit| Failure::Target)
+    with_target(uri, rewrite::target(info, plan)).ok_or(Failure::Target)
 }

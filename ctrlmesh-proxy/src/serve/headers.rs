@@ -1,4 +1,4 @@
-//! Hop-by-hop headers.
+//! Hop-by-hop headers, and what a client accepts.
 
 use http::header;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -10,6 +10,12 @@ const HOP_BY_HOP: [HeaderName; 4] = [
     HeaderName::from_static("proxy-connection"),
     header::TRANSFER_ENCODING,
 ];
+
+/// The `Accept` headers in one; empty where there is none, `None` where one cannot be read.
+pub(super) fn accept(headers: &HeaderMap) -> Option<String> {
+    let accept: Result<Vec<&str>, _> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::to_str).collect();
+    Some(accept.ok()?.join(","))
+}
 
 /// Removes the hop-by-hop headers.
 pub(super) fn strip(headers: &mut HeaderMap) {

@@ -73,8 +73,7 @@ pub(super) struct RenamedRequest {
 pub(super) fn accept_editable(headers: &mut HeaderMap) {
     // A compressed response could not be edited either.
     headers.remove(header::ACCEPT_ENCODING);
-    let accept: Result<Vec<&str>, _> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::to_str).collect();
-    let editable = accept.ok().and_then(|accept| rewrite::editable_accept(&accept.join(",")));
+    let editable = headers::accept(headers).and_then(|accept| rewrite::editable_accept(&accept));
     if let Some(editable) = editable.and_then(|accept| HeaderValue::try_from(accept).ok()) {
         headers.insert(header::ACCEPT, editable);
     }

@@ -17,7 +17,7 @@ use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::shadow;
 use ctrlmesh_request::shadow::{IntendedWrite, Intent, Outcome, UnreadableOptions};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Body as _;
 use serde_json::Value;
 use tokio::time;
@@ -25,10 +25,12 @@ use tokio::time;
 use crate::net::body::Relay;
 use crate::policy::until_gone;
 use crate::serve::failure::Failure;
+use crate::serve::headers;
 use crate::serve::lock;
+use crate::serve::target::with_target;
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
-use crate::shadow::Result as Verdict;
+use crate::shadow::Verdict;
 use crate::traffic::PodTraffic;
 use crate::upstream::UsedConnection;
 use crate::watch::splice::RequestTemplate;
@@ -70,10 +72,8 @@ impl Session {
             *request.body_mut() = self.dry_options(request.headers_mut(), body, waits).await?;
         }
         let sent = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let mut parts = request.uri().clone().into_parts();
         let target = shadow::target(sent.as_str()).ok_or(Failure::Refused(Refusal::AmbiguousQuery))?;
-        parts.path_and_query = Some(target.try_into().map_err(|_unfit| Failure::Target)?);
-        *request.uri_mut() = Uri::from_parts(parts).map_err(|_unfit| Failure::Target)?;
+        *request.uri_mut() = with_target(request.uri(), target).ok_or(Failure::Target)?;
         let Some(write) = IntendedWrite::of(info, sent.as_str()) else { return Ok(None) };
         let is_json = accept_json(request.headers_mut());
         let template = RequestTemplate::new(request, sent).reserved(self.resources.unread.budget());
@@ -105,12 +105,12 @@ impl Session {
         let DryRun { write, is_json, template } = *run;
         let report = &self.traffic.shadow;
         if !response.status().is_success() {
-            match response.status() {
+            report.known(&match response.status() {
                 // Somebody wrote first, or has deleted it already.
-                StatusCode::CONFLICT => report.lost(),
-                StatusCode::NOT_FOUND if write.verb == "delete" => report.found(),
-                _ => report.refused(),
-            }
+                StatusCode::CONFLICT => Verdict::Unknown,
+                StatusCode::NOT_FOUND if write.verb == "delete" => Verdict::Equal,
+                _ => Verdict::Refused,
+            });
             return Ok(());
         }
         let needs_answer = matches!(write.outcome(), Outcome::Object(_) | Outcome::New(_));
@@ -119,13 +119,13 @@ impl Session {
             let body = mem::replace(response.body_mut(), Relay::Empty);
             let deadline = self.server.response_timeout;
             let collected = lock::collect_within(body, deadline, &self.resources.collect, waits).await;
-            let collected = collected.inspect_err(|_| report.lost()).map_err(Failure::DryRun)?;
+            let collected = collected.inspect_err(|_| report.known(&Verdict::Unknown)).map_err(Failure::DryRun)?;
             answer = serde_json::from_slice(&collected).unwrap_or_default();
             *response.body_mut() = Relay::full(collected);
         }
         let is_known = !needs_answer || is_object(&answer);
         let Some((write, template)) = write.named(&answer).zip(template).filter(|_| is_known) else {
-            report.lost();
+            report.known(&Verdict::Unknown);
             return Ok(());
         };
         if report.took(&write) {
@@ -271,10 +271,8 @@ fn version(object: &Value) -> &str {
 
 /// Has the API server answer in JSON, and uncompressed, where the client takes that.
 fn accept_json(headers: &mut HeaderMap) -> bool {
-    let accept: Result<Vec<&str>, _> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::to_str).collect();
-    let accept =
-        accept.map_or_else(|_| String::new(), |all| if all.is_empty() { "*/*".to_owned() } else { all.join(",") });
-    let json = shadow::json_accept(&accept).and_then(|json| HeaderValue::try_from(json).ok());
+    let accept = headers::accept(headers);
+    let json = accept.and_then(|accept| HeaderValue::try_from(shadow::json_accept(&accept)?).ok());
     let is_json = json.is_some();
     if let Some(json) = json {
         headers.insert(header::ACCEPT, json);

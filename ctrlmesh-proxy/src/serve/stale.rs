@@ -13,6 +13,7 @@ use crate::fault::{MetFaults, Recording};
 use crate::net::body::Relay;
 use crate::policy::InForce;
 use crate::serve::failure::Failure;
+use crate::serve::target::with_target;
 use crate::session::Session;
 use crate::upstream::UsedConnection;
 use crate::watch::splice;
@@ -97,8 +98,5 @@ async fn record(session: Weak<Session>, template: RequestTemplate, recording: Re
 }
 
 fn at_version(uri: &Uri, version: u64) -> Option<Uri> {
-    let mut parts = uri.clone().into_parts();
-    let target = rewrite::at_version(parts.path_and_query.as_ref()?.as_str(), version)?;
-    parts.path_and_query = Some(target.try_into().ok()?);
-    Uri::from_parts(parts).ok()
+    with_target(uri, rewrite::at_version(uri.path_and_query()?.as_str(), version)?)
 }

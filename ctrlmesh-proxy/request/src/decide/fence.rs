@@ -15,6 +15,9 @@ use crate::request::RequestInfo;
 /// Subresources of the core group that connect to a pod, service or node. Nothing is written to the object.
 pub(super) const CONNECTS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
 
+/// The parameter and the field that make a dry run of a write.
+pub const DRY_RUN: &str = "dryRun";
+
 /// By API group and resource.
 const EVENTS: [(&str, &str); 2] = [("", "events"), ("events.k8s.io", "events")];
 
@@ -88,6 +91,16 @@ pub fn is_event(request: &RequestInfo<'_>) -> bool {
     EVENTS.contains(&(request.api_group(), request.resource()))
 }
 
+/// Whether `request` says itself that it is a dry run.
+pub fn is_dry_run(request: &RequestInfo<'_>) -> bool {
+    request.query().first(DRY_RUN).is_some_and(|value| !value.is_empty())
+}
+
+/// Whether `request` is for a service account's token. It stores nothing.
+pub(super) fn is_token(request: &RequestInfo<'_>) -> bool {
+    (request.api_group(), request.resource(), request.subresource()) == ("", "serviceaccounts", "token")
+}
+
 /// Whether `request` may write an object. To connect to a pod, service or node is no write.
 pub fn is_write(request: &RequestInfo<'_>) -> bool {
     request.is_resource_request()
@@ -99,9 +112,7 @@ fn access(fence: &Fence, lock: Option<&Lock>, request: &RequestInfo<'_>) -> Acce
     let (kind, namespace, name) =
         ((request.api_group(), request.resource()), request.namespace(), request.name_in_path());
     let is_lock = |lock: &Lock| LOCK_RESOURCES.contains(&kind) && lock.namespace == namespace && lock.name == name;
-    // A request for a token stores nothing.
-    let is_token = kind == ("", "serviceaccounts") && request.subresource() == "token";
-    if lock.is_some_and(is_lock) || is_token && !fence.names(kind.0, kind.1) {
+    if lock.is_some_and(is_lock) || is_token(request) && !fence.names(kind.0, kind.1) {
         return Access::Unfenced;
     }
     fence.access(kind, namespace, name)

@@ -3,7 +3,7 @@
 use ctrlmesh_common::policy::fence::VIRTUAL_GROUPS;
 
 use super::Refusal;
-use super::fence::{CONNECTS, is_write};
+use super::fence::{CONNECTS, is_token, is_write};
 use crate::request::RequestInfo;
 
 /// Subresources of which the API server knows how to make dry runs. Those of other API servers may do something at once
@@ -40,8 +40,4 @@ pub(super) fn check(request: &RequestInfo<'_>) -> Result<(), Refusal> {
         return Err(Refusal::Shadow { what: "a write of this subresource" });
     }
     Ok(())
-}
-
-fn is_token(request: &RequestInfo<'_>) -> bool {
-    (request.api_group(), request.resource(), request.subresource()) == ("", "serviceaccounts", "token")
 }

@@ -7,6 +7,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+
+use crate::decide::DRY_RUN;
 
 mod cbor;
 mod framing;
@@ -21,8 +24,7 @@ pub(super) use json::{compacted, early as json_early, text as json_text};
 pub(super) use protobuf::{envelope, field as protobuf_field};
 use shape::Shape;
 
-/// The field of `DeleteOptions` that makes a dry run, and its number in protobuf. It is repeated.
-const DRY_RUN: &str = "dryRun";
+/// The number of `DeleteOptions.dryRun` in protobuf. It is repeated.
 const DRY_RUN_NUMBER: u32 = 5;
 
 /// The head of a list of one item in CBOR.
@@ -296,15 +298,21 @@ pub fn editable_accept(accept: &str) -> Option<String> {
     (editable.trim_start() != accept).then(|| editable.trim_start().to_owned())
 }
 
-/// The options of a deletion in protobuf or CBOR, with `dryRun: [All]` added (`DeleteOptions` of apimachinery's
+/// The options of a deletion with `dryRun: [All]` (`DeleteOptions` of apimachinery's
 /// `meta/v1/generated.proto`).
 ///
 /// # Errors
 /// If they are malformed, or say something of dry runs in CBOR already.
 pub fn with_dry_run(body: &[u8], encoding: Encoding) -> Result<Vec<u8>, DocumentError> {
+    if encoding == Encoding::Json {
+        let options = serde_json::from_slice::<Map<String, Value>>(body);
+        let mut options = options.map_err(|_malformed| encoding.malformed())?;
+        options.insert(DRY_RUN.to_owned(), Value::from(vec!["All"]));
+        return Ok(Value::from(options).to_string().into_bytes());
+    }
     let document = Document { body, encoding };
     let root = document.root()?;
-    if encoding != Encoding::Protobuf {
+    if encoding == Encoding::Cbor {
         if document.field(&root, DRY_RUN)?.is_some() {
             return Err(DocumentError::Repeated { field: DRY_RUN });
         }

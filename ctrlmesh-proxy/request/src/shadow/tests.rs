@@ -104,6 +104,7 @@ fn only_the_json_of_an_accept_header_is_left() {
         Some("application/json;q=0.5")
     );
     assert_eq!(json_accept("*/*").as_deref(), Some("application/json"));
+    assert_eq!(json_accept("").as_deref(), Some("application/json"));
     assert_eq!(json_accept("application/vnd.kubernetes.protobuf"), None);
 }
 

@@ -1,4 +1,4 @@
-//! A step in which a bad version of the operator is rolled out.
+//! Steps in which a new version of the operator is rolled out: a bad one, and a good one.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -41,12 +41,9 @@ pub(super) fn upgraded(environment: &Environment) -> Result<Vec<String>> {
         Ok(status.filter(|status| status.trial.is_none() && !status.rejected.is_empty()))
     })?;
     let (took, changed) = (clock.elapsed(), load.finish()?);
-    let operator = environment.observer.operator();
-    install::rolled_out(&environment.cluster, operator.namespace, &format!("deployment/{}", operator.name))?;
+    let seen = done(environment)?;
     ensure!(self::containers(environment)? == containers, "the old template is not back");
     ensure!(status.promoted == promoted, "another version is promoted: {status:?}");
-    environment.observer.until("everything to be done", WHOLE_WITHIN, Table::is_whole)?;
-    let seen = touched(environment)?;
     same_replicas(&before, &environment.observer.table())?;
     let (written, report) = (nothing_stored(environment, start, &before)?, report(&status)?);
     set_back(environment)?;
@@ -60,7 +57,7 @@ pub(super) fn upgraded(environment: &Environment) -> Result<Vec<String>> {
 }
 
 /// Has new versions tried in these steps. The revision that is promoted.
-pub(super) fn try_versions(environment: &Environment, rule: &Value) -> Result<String> {
+fn try_versions(environment: &Environment, rule: &Value) -> Result<String> {
     let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}});
     environment.api.merge(&environment.deployment(), &json!({"spec": {"strategy": strategy}}))?;
     environment.api.merge(&root(environment), &json!({"spec": {"root": {"rollout": rule}}}))?;
@@ -111,16 +108,21 @@ pub(super) fn newer(environment: &Environment) -> Result<Vec<String>> {
         Ok((status.promoted != promoted && status.trial.is_none()).then_some(status))
     })?;
     let (took, changed) = (clock.elapsed(), load.finish()?);
-    let operator = environment.observer.operator();
-    install::rolled_out(&environment.cluster, operator.namespace, &format!("deployment/{}", operator.name))?;
-    environment.observer.until("everything to be done", WHOLE_WITHIN, Table::is_whole)?;
-    let (seen, checks) = (touched(environment)?, status.checks.len());
+    let (seen, checks) = (done(environment)?, status.checks.len());
     let shadow = status.shadow.as_ref().map(ShadowReport::summary).context("a report of its shadow")?;
     Ok(vec![
         format!("promoted after {}, with {changed} objects changed meanwhile; {checks} checks are kept", seconds(took)),
         format!("in its shadow: {shadow}"),
         seen,
     ])
+}
+
+/// Waits for the workload's own rollout, and until all work is done and the operator follows it.
+fn done(environment: &Environment) -> Result<String> {
+    let operator = environment.observer.operator();
+    install::rolled_out(&environment.cluster, operator.namespace, &format!("deployment/{}", operator.name))?;
+    environment.observer.until("everything to be done", WHOLE_WITHIN, Table::is_whole)?;
+    touched(environment)
 }
 
 fn set_back(environment: &Environment) -> Result<()> {

@@ -49,7 +49,10 @@ Rejected:
 fn what_a_shadow_would_have_written_is_counted_and_told() {
     let mut status = trial("Analysing");
     status["trial"]["shadow"] = json!(true);
-    let of = |verb: &str, name: &str, fields: Value| json!({"verb": verb, "resource": "deployments.apps", "namespace": "shop", "name": name, "fields": fields});
+    let of = |verb: &str, name: &str, fields: Value| {
+        let object = ("deployments.apps", "shop", name);
+        json!({"verb": verb, "resource": object.0, "namespace": object.1, "name": object.2, "fields": fields})
+    };
     let differences = [
         of("update", "site", json!(["spec.replicas: is 1, meant 3", "spec.paused: is absent, meant true"])),
         of("deletecollection", "", json!([])),

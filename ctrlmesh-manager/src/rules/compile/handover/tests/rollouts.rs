@@ -42,14 +42,20 @@ impl Bed {
     }
 }
 
+/// A root of this rule, whose operator has three pods of revision `one`.
+fn promoted(rule: &str) -> Bed {
+    let mut bed = Bed::new(rule);
+    bed.rollout = "{promoted: one}".to_owned();
+    bed.enrolled = ["a", "b", "c"].map(|name| of_deployment(name, "one")).into();
+    bed.settle();
+    bed
+}
+
 const SHARDS: [&str; 4] = ["r-1-normal", "r-2-normal", "r-3-normal", "r-1-second"];
 
 #[test]
 fn a_new_version_owns_its_slice_then_shard_by_shard_all() {
-    let mut bed = Bed::new(DEPLOYMENT);
-    bed.rollout = "{promoted: one}".to_owned();
-    bed.enrolled = ["a", "b", "c"].map(|name| of_deployment(name, "one")).into();
-    bed.settle();
+    let mut bed = promoted(DEPLOYMENT);
     assert_eq!(bed.counts(SHARDS), [11, 11, 10, 0]);
     bed.enrolled.push(of_deployment("new", "two"));
     bed.settle();
@@ -87,10 +93,7 @@ fn a_new_version_owns_its_slice_then_shard_by_shard_all() {
 
 #[test]
 fn a_shadow_sees_its_slice_owns_nothing_and_makes_dry_runs() {
-    let mut bed = Bed::new(DEPLOYMENT);
-    bed.rollout = "{promoted: one}".to_owned();
-    bed.enrolled = ["a", "b", "c"].map(|name| of_deployment(name, "one")).into();
-    bed.settle();
+    let mut bed = promoted(DEPLOYMENT);
     bed.enrolled.push(of_deployment("new", "two"));
     bed.settle();
     let slots = bed.table.slots.clone();
@@ -126,10 +129,7 @@ fn a_shadow_sees_its_slice_owns_nothing_and_makes_dry_runs() {
 
 #[test]
 fn a_pod_is_a_shadow_until_it_owns_and_never_while_it_may_still_write() {
-    let mut bed = Bed::new(&DEPLOYMENT.replace("rollout: {}", "rollout: {steps: [{slots: 1, shadow: true}]}"));
-    bed.rollout = "{promoted: one}".to_owned();
-    bed.enrolled = ["a", "b", "c"].map(|name| of_deployment(name, "one")).into();
-    bed.settle();
+    let mut bed = promoted(&DEPLOYMENT.replace("rollout: {}", "rollout: {steps: [{slots: 1, shadow: true}]}"));
     bed.enrolled.extend(["new", "other"].map(|name| of_deployment(name, "two")));
     let shadow = trial("Analysing", "'5'").replace("step: 1,", "step: 1, shadow: true,");
     bed.rollout = shadow.clone();
