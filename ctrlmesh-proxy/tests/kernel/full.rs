@@ -1,6 +1,9 @@
 //! Full tables and slots.
 
+use std::fs;
 use std::os::unix::fs::symlink;
+use std::thread;
+use std::time::Duration;
 
 use crate::bed::{Bed, TARGET, TARGET_V6, counted};
 use crate::command::is_let_go;
@@ -127,7 +130,7 @@ fn a_dead_loaders_claim_is_swept_and_not_attached() {
     let slot = bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     let folder = bed.pins().join("pods").join(slot.to_string());
     for name in ["connect4", "connect6", "getpeername4", "getpeername6", "object", "state"] {
-        std::fs::remove_file(folder.join(name)).unwrap();
+        fs::remove_file(folder.join(name)).unwrap();
     }
     symlink("claimed", folder.join("state")).unwrap();
     let mut next = bed.interceptor();
@@ -215,9 +218,9 @@ fn a_failed_attach_changes_nothing_of_an_attached_pod() {
     let slot = interceptor.attach(&before).unwrap();
     let _target = bed.target(TARGET);
     let folder = bed.pins().join(format!("pods/{slot}"));
-    let pinned = std::fs::read_link(folder.join("object")).unwrap();
+    let pinned = fs::read_link(folder.join("object")).unwrap();
     // Another version's, which the loader would replace; and nobody may attach below any more.
-    std::fs::remove_file(folder.join("object")).unwrap();
+    fs::remove_file(folder.join("object")).unwrap();
     symlink("another", folder.join("object")).unwrap();
     crate::life::hold(&bed.cgroup("held"), &folder.join("connect4"));
     let after = Attach { except: vec![bed.cgroup("held/pod/a")], fail_open: true, ..before };
@@ -226,5 +229,31 @@ fn a_failed_attach_changes_nothing_of_an_attached_pod() {
     assert_eq!(bed.connect(&bed.cgroup("held/pod/a"), TARGET, "blocking").error, "ECONNREFUSED");
     let status = interceptor.status().unwrap();
     assert_eq!((status.attachments[0].fail, status.attachments[0].except.len()), ("closed", 0));
-    assert_ne!(std::fs::read_link(folder.join("object")).unwrap(), pinned);
+    assert_ne!(fs::read_link(folder.join("object")).unwrap(), pinned);
+}
+
+/// Most programs that the kernel takes at one hook of a cgroup (`BPF_CGROUP_MAX_PROGS`).
+const MAX_PROGRAMS: u32 = 64;
+
+#[test]
+fn a_full_hook_is_attached_once_there_is_room() {
+    let bed = Bed::new();
+    fs::create_dir(bed.pins()).unwrap();
+    let pod = bed.cgroup("pod");
+    let other = |number: u32| {
+        let pins = bed.pins().join(number.to_string());
+        Interceptor::open(Options { pins, ..bed.options("test") }).unwrap()
+    };
+    let mut all: Vec<Interceptor> = (0..=MAX_PROGRAMS).map(other).collect();
+    let mut last = all.pop().unwrap();
+    for one in &mut all {
+        one.attach(&bed.attach(&pod)).unwrap();
+    }
+    thread::scope(|scope| {
+        let attached = scope.spawn(|| last.attach(&bed.attach(&pod)));
+        // Long enough for an attempt that fails.
+        thread::sleep(Duration::from_millis(300));
+        all[0].detach(&pod).unwrap();
+        attached.join().unwrap().unwrap();
+    });
 }

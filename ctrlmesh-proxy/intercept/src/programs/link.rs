@@ -9,9 +9,12 @@
 //! releases of aya, which want a newer compiler than ours, offer it for the links at cgroups too.
 
 use std::fs::{self, File};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aya::programs::ProgramError;
 use aya::programs::links::FdLink;
+use nix::libc::{E2BIG, EPERM};
 
 use crate::Error;
 use crate::host::cgroup::Cgroup;
@@ -20,6 +23,12 @@ use crate::network::listener::Namespace;
 use crate::pins::record::{Record, SOCK_RELEASE};
 use crate::pins::{Pins, Slot};
 use crate::programs::object::{HOOKS, Object};
+
+/// How long the kernel may take to let go of links that are gone.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
+
+/// Between two tries meanwhile.
+const ROOM_RETRY: Duration = Duration::from_millis(10);
 
 /// The program that takes webhook calls.
 pub(crate) const INBOUND: &str = "inbound";
@@ -33,10 +42,27 @@ fn hooks(by_port: bool) -> impl Iterator<Item = &'static str> {
 pub(crate) fn attach(object: &mut Object, pins: &Pins, slot: Slot, cgroup: &Cgroup) -> Result<(), Error> {
     let folder = File::open(&cgroup.path).map_err(Error::file("open", &cgroup.path))?;
     for hook in hooks(pins.is_by_port(slot)) {
-        let link = object.attach_cgroup(hook, &folder)?.map_err(|error| refused(hook, cgroup, error))?;
+        let link = attach_with_room(object, hook, &folder)?.map_err(|error| refused(hook, cgroup, error))?;
         put(pins, slot, hook, link)?;
     }
     Ok(())
+}
+
+/// Attaches once the kernel has room for one more program at the hook. It takes 64 (`BPF_CGROUP_MAX_PROGS`), and lets
+/// go of a link only some time after its last pin is gone, on a worker of its own.
+fn attach_with_room(
+    object: &mut Object,
+    hook: &'static str,
+    folder: &File,
+) -> Result<Result<FdLink, ProgramError>, Error> {
+    let end = Instant::now() + ROOM_WITHIN;
+    loop {
+        let attached = object.attach_cgroup(hook, folder)?;
+        if errno(attached.as_ref().err()) != Some(E2BIG) || Instant::now() >= end {
+            return Ok(attached);
+        }
+        thread::sleep(ROOM_RETRY);
+    }
 }
 
 /// Whether every hook of a pod is attached, with the programs of this object, and nothing is left half made. One that
@@ -85,9 +111,17 @@ fn put(pins: &Pins, slot: Slot, hook: &'static str, link: FdLink) -> Result<(), 
     fs::rename(&next, &path).map_err(Error::file("replace", path))
 }
 
+/// What the kernel answered.
+fn errno(error: Option<&ProgramError>) -> Option<i32> {
+    match error {
+        Some(ProgramError::SyscallError(syscall)) => syscall.io_error.raw_os_error(),
+        _ => None,
+    }
+}
+
 fn refused(program: &'static str, cgroup: &Cgroup, error: ProgramError) -> Error {
     let failed = |source| Error::Attach { program, to: cgroup.path.clone(), source: Box::new(source) };
-    let exclusive = matches!(&error, ProgramError::SyscallError(syscall) if syscall.io_error.raw_os_error() == Some(nix::libc::EPERM));
+    let exclusive = errno(Some(&error)) == Some(EPERM);
     match privilege::explain(format!("attach program `{program}`"), error, failed) {
         // Every capability is there: then it is the flags of another program.
         Error::Capability { missing, source, .. } if exclusive && missing.none() => {
