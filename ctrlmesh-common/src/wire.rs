@@ -54,6 +54,9 @@ pub const MAX_GUARD_STATES: usize = 1024;
 /// Longest [`WebhookState::error`], in bytes. A [`Hello`] has one for each of its pods.
 pub const MAX_WEBHOOK_ERROR_BYTES: usize = 256;
 
+/// The bounds of `Traffic.first_writes`, in seconds.
+pub const FIRST_WRITE_BOUNDS: [u64; 7] = [1, 2, 4, 8, 16, 32, 60];
+
 /// Objects that a [`Shadow`] names.
 pub const MAX_SHADOW_DIFFERENCES: usize = 20;
 
@@ -136,6 +139,8 @@ mod tests {
             watches: 9,
             latency_micros: 10,
             timed: 11,
+            first_writes: vec![1, 0, 300],
+            lock_losses: 13,
             shadow: Some(Shadow {
                 intended: 15,
                 equal: 1,
@@ -205,7 +210,7 @@ mod tests {
             ),
             (
                 Report { content: Some(Content::Traffic(traffic_report())) }.encode_to_vec(),
-                "2a410a090a016e1201701a0175123408ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a0166",
+                "2a490a090a016e1201701a0175123c08ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d",
             ),
             (
                 update().encode_to_vec(),
@@ -236,7 +241,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 receipts.encode_to_vec(),
-                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a410a090a016e1201701a0175123408ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a0166",
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a490a090a016e1201701a0175123c08ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::Traffic;
-use ctrlmesh_request::decide::{self, LockPlan, Plan};
-use ctrlmesh_request::request::RequestInfo;
+use ctrlmesh_request::decide::{self, Plan};
+use ctrlmesh_request::request::{ObjectKey, RequestInfo};
 use ctrlmesh_runtime::drain::Drain;
 use http::StatusCode;
 use tokio::time::{self, Instant};
@@ -18,6 +18,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::policy::{Current, PublishTraffic, while_served};
 use crate::shadow::PodShadow;
+use crate::traffic::changes::{PodChanges, TakenWrite};
+
+mod changes;
+mod lock_holder;
+
+pub(crate) use changes::Kind;
+pub(crate) use lock_holder::{HeldLock, LockHolder};
+
+/// The plural of the only locks of which it is known who holds them.
+pub(crate) const LEASES: &str = "leases";
 
 /// Between two reports to the manager.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -35,8 +45,23 @@ pub struct PodTraffic {
     watches: AtomicU64,
     latency_micros: AtomicU64,
     timed: AtomicU64,
+    /// What its watches showed, until it is written.
+    pub(crate) changes: PodChanges,
+    pub(crate) lock: LockHolder,
     /// What became of writes that were dry runs.
     pub(crate) shadow: PodShadow,
+}
+
+/// A request that counts.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct CountedRequest {
+    kind: RequestKind,
+    /// What a write is about.
+    object: Option<ObjectKey>,
+    /// What a write of the lock says.
+    held: Option<HeldLock>,
+    /// Whether it asks for the newest Lease that is the lock.
+    pub(crate) reads_lock: bool,
 }
 
 /// What a request counts as.
@@ -47,32 +72,59 @@ pub(crate) enum RequestKind {
     Write,
     /// A write of a limited resource that deletes.
     Delete,
+    /// Any request for the leader-election lock. Only losses of the lock count.
+    Lock,
     Other,
 }
 
-impl RequestKind {
-    /// What a request that begins under `policy` counts as. `None` where the policy asks for no counts, and for the
-    /// leader-election lock. Where only the body tells whether a request is for the lock, the caller has to look.
+impl CountedRequest {
+    /// What a request that begins under `policy` counts as. `None` where the policy asks for no counts. Where only the
+    /// body tells whether a request is for the lock, the caller has to look.
     pub(crate) fn of(policy: &Policy, plan: Option<&Plan>, info: &RequestInfo<'_>) -> Option<Self> {
         if !policy.report_traffic {
             return None;
         }
         let lock = plan.and_then(|plan| plan.lock.as_ref());
-        if lock.and_then(LockPlan::is_for_lock) == Some(true) {
-            return None;
+        if let Some(lock) = lock.filter(|lock| lock.is_for_lock() == Some(true)) {
+            let is_lease = info.resource() == LEASES;
+            let name = || lock.rename.on_server.clone();
+            let released = is_lease && matches!(info.verb(), "delete" | "deletecollection");
+            let held = released.then(|| HeldLock { name: name(), holder: String::new() });
+            let reads_lock = is_lease && info.verb() == "get" && info.query().first("resourceVersion").is_none();
+            return Some(Self { kind: RequestKind::Lock, object: None, held, reads_lock });
         }
-        Some(match info.verb() {
-            _ if info.is_watch() => Self::Watch,
-            _ if !writes_limited(policy, info) => Self::Other,
-            "delete" | "deletecollection" => Self::Delete,
-            _ => Self::Write,
-        })
+        let kind = match info.verb() {
+            _ if info.is_watch() => RequestKind::Watch,
+            _ if !writes_limited(policy, info) => RequestKind::Other,
+            "delete" | "deletecollection" => RequestKind::Delete,
+            _ => RequestKind::Write,
+        };
+        let is_write = matches!(kind, RequestKind::Write | RequestKind::Delete);
+        Some(Self { kind, object: is_write.then(|| info.object()), held: None, reads_lock: false })
+    }
+
+    /// It is for the lock. `held`: what it writes of the holder, where the lock is a Lease.
+    pub(crate) fn is_for_lock(&mut self, held: Option<HeldLock>) {
+        self.kind = RequestKind::Lock;
+        self.object = None;
+        self.held = held.or(self.held.take());
     }
 }
 
 impl PodTraffic {
-    /// Counts a request, sent then, to which the API server has sent the head of an answer with this status.
-    pub(crate) fn answered(&self, kind: RequestKind, status: StatusCode, sent: Instant) {
+    /// Counts a request that came and was sent then, and to which the API server has sent the head of an answer with
+    /// this status.
+    pub(crate) fn answered(&self, counted: &mut CountedRequest, status: StatusCode, [came, sent]: [Instant; 2]) {
+        let CountedRequest { kind, object, held, .. } = counted;
+        if *kind == RequestKind::Lock {
+            if let Some(held) = held.take().filter(|_| status.is_success())
+                && self.lock.wrote(held)
+            {
+                // A pod that stood by is shown all changes, and works on none.
+                self.changes.forget();
+            }
+            return;
+        }
         add(&self.requests, 1);
         match status.as_u16() {
             409 => add(&self.conflicts, 1),
@@ -88,11 +140,14 @@ impl PodTraffic {
             }
             RequestKind::Write | RequestKind::Delete if status.is_success() => {
                 add(&self.writes, 1);
-                add(&self.deletes, u64::from(kind == RequestKind::Delete));
+                add(&self.deletes, u64::from(*kind == RequestKind::Delete));
+                if let Some(object) = object.take() {
+                    self.changes.written(TakenWrite { object, came, sent });
+                }
             }
             _ => {}
         }
-        if kind != RequestKind::Watch {
+        if *kind != RequestKind::Watch {
             add(&self.latency_micros, u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX));
             add(&self.timed, 1);
         }
@@ -116,6 +171,7 @@ impl PodTraffic {
             if !policy.borrow().report_traffic {
                 publish.publish(None);
                 asks(&mut policy, true).await;
+                self.changes.forget();
             }
             let since = *since.get_or_insert_with(now);
             publish.publish(Some(Arc::new(self.totals(since))));
@@ -144,6 +200,8 @@ impl PodTraffic {
             watches: get(&self.watches),
             latency_micros: get(&self.latency_micros),
             timed: get(&self.timed),
+            first_writes: self.changes.first_writes(),
+            lock_losses: self.lock.losses(),
             shadow: self.shadow.report(),
         }
     }
@@ -156,6 +214,13 @@ async fn asks(policy: &mut Current, asks: bool) {
     }
 }
 
+/// What a watch shows, where changes that it shows under `policy` count.
+pub(crate) fn counted_changes(policy: &Policy, watch: &RequestInfo<'_>) -> Option<Box<Kind>> {
+    let (group, resource) = (watch.api_group(), watch.resource());
+    let counts = policy.report_traffic && policy.is_limited(group, resource);
+    counts.then(|| Box::new((group.to_owned(), resource.to_owned())))
+}
+
 /// Whether a request writes an object of a resource that a limit covers, and neither an event nor a dry run.
 fn writes_limited(policy: &Policy, info: &RequestInfo<'_>) -> bool {
     let resource = (info.api_group(), info.resource());
@@ -163,6 +228,7 @@ fn writes_limited(policy: &Policy, info: &RequestInfo<'_>) -> bool {
         && policy.is_limited(resource.0, resource.1)
         && !decide::is_event(info)
         && !decide::is_dry_run(info)
+        && !decide::is_token(info)
 }
 
 fn add(count: &AtomicU64, more: u64) {
@@ -180,6 +246,7 @@ mod tests {
     use ctrlmesh_common::policy::{Limit, Lock, Mode};
     use ctrlmesh_common::resource::ResourceMatch;
     use ctrlmesh_common::selector::Selector;
+    use ctrlmesh_request::rewrite::Encoding;
     use tokio::sync::watch;
 
     use super::*;
@@ -203,12 +270,16 @@ mod tests {
             decide::Decision::Pass => None,
             decide::Decision::Refuse(refusal) => panic!("{target}: {refusal}"),
         };
-        RequestKind::of(policy, plan.as_ref(), &info)
+        CountedRequest::of(policy, plan.as_ref(), &info).map(|counted| counted.kind)
+    }
+
+    fn counted(kind: RequestKind) -> CountedRequest {
+        CountedRequest { kind, object: None, held: None, reads_lock: false }
     }
 
     #[test]
     fn a_request_counts_by_its_verb_and_resource() {
-        use RequestKind::{Delete, Other, Watch, Write};
+        use RequestKind::{Delete, Lock, Other, Watch, Write};
         let policy = policy(true);
         let pods = "/api/v1/namespaces/a/pods";
         let one = format!("{pods}/x");
@@ -227,8 +298,8 @@ mod tests {
             ("POST", "/api/v1/namespaces/a/events".to_owned(), Some(Other)),
             ("POST", "/api/v1/namespaces/a/configmaps".to_owned(), Some(Other)),
             ("GET", "/version".to_owned(), Some(Other)),
-            ("PUT", format!("{leases}/lead"), None),
-            ("GET", format!("{leases}?watch=1&fieldSelector=metadata.name%3Dlead"), None),
+            ("PUT", format!("{leases}/lead"), Some(Lock)),
+            ("GET", format!("{leases}?watch=1&fieldSelector=metadata.name%3Dlead"), Some(Lock)),
             ("PUT", format!("{leases}/other"), Some(Other)),
             // Only the body tells.
             ("POST", leases.to_owned(), Some(Other)),
@@ -264,7 +335,7 @@ mod tests {
         ] {
             let sent = Instant::now();
             time::advance(Duration::from_millis(1)).await;
-            traffic.answered(kind, StatusCode::from_u16(status).unwrap(), sent);
+            traffic.answered(&mut counted(kind), StatusCode::from_u16(status).unwrap(), [sent; 2]);
         }
         let expected = Traffic {
             since: 7,
@@ -278,9 +349,36 @@ mod tests {
             watches: 2,
             latency_micros: 9000,
             timed: 9,
-            shadow: None,
+            first_writes: vec![0; 7],
+            ..Traffic::default()
         };
         assert_eq!(traffic.totals(7), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_the_api_server_took_follows_a_change_or_holds_the_lock() {
+        let (traffic, policy) = (PodTraffic::default(), policy(true));
+        let info = RequestInfo::parse("PUT", "/api/v1/namespaces/a/pods/x/status").unwrap();
+        let now = Instant::now();
+        traffic.changes.written(TakenWrite {
+            object: ObjectKey { name: "y".to_owned(), ..info.object() },
+            came: now,
+            sent: now,
+        });
+        let frame = br#"{"type":"MODIFIED","object":{"metadata":{"name":"x","namespace":"a"}}}"#;
+        traffic.changes.shown_in(frame, Encoding::Json, &(String::new(), "pods".to_owned()));
+        let answered = |status| {
+            let mut request = CountedRequest::of(&policy, None, &info).unwrap();
+            traffic.answered(&mut request, status, [Instant::now(); 2]);
+            let held = |holder: &str| HeldLock { name: "lead".to_owned(), holder: holder.to_owned() };
+            request.is_for_lock(Some(held("me")));
+            traffic.answered(&mut request, status, [Instant::now(); 2]);
+            traffic.lock.read(&held("other"));
+            let totals = traffic.totals(1);
+            [totals.requests, totals.first_writes.iter().sum(), totals.lock_losses]
+        };
+        assert_eq!(answered(StatusCode::CONFLICT), [1, 0, 0]);
+        assert_eq!(answered(StatusCode::OK), [2, 1, 1]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -291,7 +389,7 @@ mod tests {
         let publish = reports.begin(pod.clone());
         drain.spawn(traffic.clone().report(sender.subscribe(), publish, drain.clone(), None));
         let count = || {
-            traffic.answered(RequestKind::Other, StatusCode::OK, Instant::now());
+            traffic.answered(&mut counted(RequestKind::Other), StatusCode::OK, [Instant::now(); 2]);
         };
         let requests = || reports.of(&pod).map(|traffic| traffic.requests);
         time::sleep(REPORT_INTERVAL * 3).await;

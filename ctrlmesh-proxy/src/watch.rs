@@ -35,6 +35,7 @@ use crate::metrics::Open;
 use crate::net::body::{BodyError, Relay};
 use crate::policy::{InForce, Reading};
 use crate::session::Session;
+use crate::traffic::{self, Kind};
 use crate::watch::lock_rename::LockRenamer;
 use crate::watch::splice::{RequestTemplate, SpliceOutcome, Transition};
 
@@ -63,6 +64,8 @@ pub(crate) struct Watch {
     /// Whether the last events that passed are older than what the client knows. A client that takes no bookmarks would
     /// continue from their version.
     went_back: bool,
+    /// The group and the plural of what it shows, where it is counted which changes are followed by writes.
+    counted: Option<Box<Kind>>,
     state: State,
     _open: Open,
 }
@@ -108,7 +111,9 @@ impl Watch {
         rename: Option<Rename>,
     ) -> Result<Response<Box<Self>>, UnreadableFrames> {
         let WatchRequest { template, in_force, suspects } = watch;
-        let frames = template.info().ok().and_then(|info| frames(&info, response.headers()));
+        let info = template.info().ok();
+        let counted = info.as_ref().and_then(|info| traffic::counted_changes(in_force.policy(), info));
+        let frames = info.and_then(|info| frames(&info, response.headers()));
         let open = session.server.metrics.watch();
         let (head, upstream) = response.into_parts();
         let mut this = Box::new(Self {
@@ -120,6 +125,7 @@ impl Watch {
             in_force,
             change_or_shutdown: None,
             went_back: false,
+            counted,
             state: State::Passing,
             _open: open,
         });
@@ -241,6 +247,7 @@ impl Watch {
     fn replace_policy(&mut self, now: Reading) -> Reading {
         if let Ok(info) = self.template.info() {
             self.session.policy.answered(&now, &info);
+            self.counted = traffic::counted_changes(now.policy(), &info);
         }
         std::mem::replace(&mut self.in_force, now)
     }
@@ -274,6 +281,7 @@ impl Watch {
         self.upstream = Relay::Empty;
         self.state = State::Ended;
         let (encoding, mut frames) = self.frames.take()?;
+        self.session.traffic.changes.forget();
         let now = self.session.policy.read(self.in_force.of());
         let new = now.policy().clone();
         let before = self.replace_policy(now);
@@ -319,15 +327,22 @@ impl Watch {
             Err(trailers) => return Some(Ok(trailers)),
         };
         let Some((encoding, frames)) = &mut self.frames else { return Some(Ok(Frame::data(data))) };
+        let (changes, counted) = (&self.session.traffic.changes, self.counted.as_deref());
+        let encoding = *encoding;
         if let Some(renamer) = &mut self.rename {
-            data = match renamer.rename_completed(&data, *encoding, frames) {
+            let on_live = |frame: &[u8]| counted.into_iter().for_each(|kind| changes.shown_in(frame, encoding, kind));
+            data = match renamer.rename_completed(&data, encoding, frames, on_live) {
                 Ok(data) => data,
                 Err(error) => return Some(Err(error)),
             };
             self.went_back &= data.is_empty();
             return (!data.is_empty()).then_some(Ok(Frame::data(data)));
         }
-        let fed = match frames.feed(&data) {
+        let fed = match counted {
+            Some(kind) => frames.feed_each(&data, |frame| changes.shown_in(frame, encoding, kind)),
+            None => frames.feed(&data),
+        };
+        let fed = match fed {
             Ok(fed) => fed,
             Err(error) => {
                 debug!(error = &error as &dyn std::error::Error, "watch is not made of frames");

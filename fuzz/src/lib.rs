@@ -134,14 +134,18 @@ pub fn watch_frames(data: &[u8]) {
             let Ok(request) = RequestInfo::parse("GET", target) else { return };
             let (mut whole, mut cut) = (Frames::new(encoding, &request), Frames::new(encoding, &request));
             let size = usize::from(*size).max(1);
-            let Ok(end) = whole.feed(stream) else { return };
+            let (mut shown, mut shown_cut) = (Vec::new(), Vec::new());
+            let fed = whole.feed_each(stream, |frame| shown.push(watch::object_change(frame, encoding)));
+            let Ok(end) = fed else { return };
             let mut last = None;
             for (number, chunk) in stream.chunks(size).enumerate() {
-                let end = cut.feed(chunk).unwrap_or_else(|error| panic!("{encoding:?}: {error}"));
+                let end = cut.feed_each(chunk, |frame| shown_cut.push(watch::object_change(frame, encoding)));
+                let end = end.unwrap_or_else(|error| panic!("{encoding:?}: {error}"));
                 last = end.map(|end| number * size + end).or(last);
             }
             assert_eq!((end, whole.at_boundary()), (last, cut.at_boundary()), "{encoding:?} {size}");
             assert_eq!(whole.at(), cut.at(), "{encoding:?} {size}");
+            assert_eq!(shown, shown_cut, "{encoding:?} {size}");
         }
     }
 }

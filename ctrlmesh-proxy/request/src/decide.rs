@@ -14,7 +14,7 @@ mod lock;
 mod shadow;
 mod shard;
 
-pub use fence::{DRY_RUN, FencedWrite, Written, is_dry_run, is_event, is_write, lapses, written};
+pub use fence::{DRY_RUN, FencedWrite, Written, is_dry_run, is_event, is_token, is_write, lapses, written};
 pub use lock::{InFields, LockPlan, Rename};
 pub use shadow::becomes_dry_run;
 pub use shard::{NotOlderThan, goes_on_from, oldest_wanted};

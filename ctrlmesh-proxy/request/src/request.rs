@@ -37,6 +37,18 @@ pub struct RequestInfo<'a> {
     label_selector: Option<Cow<'a, str>>,
 }
 
+/// An object, whatever the version of its API.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ObjectKey {
+    /// Empty for the core group.
+    pub group: String,
+    pub resource: String,
+    /// Empty for an object of cluster scope.
+    pub namespace: String,
+    /// Empty where it is any object of the collection.
+    pub name: String,
+}
+
 /// The segments of a path, as ranges of it, without the slashes at its ends.
 struct Segments<'p> {
     path: &'p str,
@@ -176,6 +188,19 @@ impl<'a> RequestInfo<'a> {
     /// Empty where the server does not authorize by it.
     pub fn label_selector(&self) -> &str {
         self.label_selector.as_deref().unwrap_or_default()
+    }
+
+    /// The object that the path names, or its collection. A namespace is in none, though `RequestInfo` has it in
+    /// itself.
+    pub fn object(&self) -> ObjectKey {
+        let text = str::to_owned;
+        let is_namespace = (self.api_group(), self.resource()) == ("", "namespaces");
+        ObjectKey {
+            group: text(self.api_group()),
+            resource: text(self.resource()),
+            namespace: if is_namespace { String::new() } else { text(self.namespace()) },
+            name: text(self.name_in_path()),
+        }
     }
 
     pub fn is_collection(&self) -> bool {

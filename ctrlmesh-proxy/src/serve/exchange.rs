@@ -24,7 +24,7 @@ use crate::serve::explain;
 use crate::serve::failure::{Abort, Failure};
 use crate::serve::headers;
 use crate::serve::lock;
-use crate::serve::lock::LockedError;
+use crate::serve::lock::{LockedError, ResponseRenaming};
 use crate::serve::pending::Pending;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply, RequestMetrics};
@@ -34,7 +34,7 @@ use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
 use crate::session::policy_view::BegunRequest;
-use crate::traffic::RequestKind;
+use crate::traffic::{CountedRequest, LEASES};
 use crate::upstream::UsedConnection;
 use crate::watch::splice;
 use crate::watch::splice::RequestTemplate;
@@ -117,7 +117,7 @@ impl Session {
                 answered
             }
         }?;
-        pending.answered(response.status(), sent, &self.traffic);
+        pending.answered(response.status(), start, sent, &self.traffic);
         let faults = pending.faults.take();
         for fault in faults.iter().flat_map(|met| met.on_answer()) {
             match fault {
@@ -166,7 +166,7 @@ impl Session {
     ) -> Result<(Request<Relay>, Pending), Failure> {
         let waits = WaitTime::default();
         let AdmittedRequest { begun, plan, probe, faults } = self.admitted(&request, info, target, &waits).await?;
-        let counted = RequestKind::of(&begun.policy, plan.as_ref(), info);
+        let counted = CountedRequest::of(&begun.policy, plan.as_ref(), info).map(Box::new);
         let is_shadow = begun.policy.is_shadow();
         let BegunRequest { mut reading, write, validity, .. } = begun;
         // Before the template of a watch is taken, so that later requests have it too.
@@ -229,8 +229,10 @@ impl Session {
         if plan.is_for_lock().is_none() {
             self.admit_late(&renamed.request, info, target, renamed.holds_lock, pending).await?;
         }
-        pending.counted = pending.counted.filter(|_| !renamed.holds_lock);
         let is_for_lock = plan.is_for_lock() == Some(true) || renamed.holds_lock;
+        if let Some(counted) = pending.counted.as_mut().filter(|_| is_for_lock) {
+            counted.is_for_lock(renamed.held.filter(|_| info.resource() == LEASES));
+        }
         pending.rename = Some(Box::new(plan.rename));
         *request = renamed.request;
         Ok(is_for_lock)
@@ -338,7 +340,10 @@ impl Session {
             (_, Some(rename)) => {
                 let deadline = self.server.response_timeout;
                 let room = &self.resources.collect;
-                let renaming = Box::pin(lock::response(response, &rename, pending.is_list, room, waits));
+                let reads_lock = pending.counted.as_ref().is_some_and(|counted| counted.reads_lock);
+                let reader = reads_lock.then_some(&self.traffic.lock);
+                let renaming = ResponseRenaming { rename: &rename, is_list: pending.is_list, reader };
+                let renaming = Box::pin(lock::response(response, renaming, room, waits));
                 let renamed = time::timeout(deadline, renaming).await;
                 renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
             }

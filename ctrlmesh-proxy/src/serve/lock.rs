@@ -12,7 +12,7 @@ use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use ctrlmesh_request::rewrite::Encoding;
 use ctrlmesh_request::rewrite::lock;
-use ctrlmesh_request::rewrite::lock::LockError;
+use ctrlmesh_request::rewrite::lock::{Holder, LockError};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
@@ -28,6 +28,7 @@ use crate::serve::reply::Content;
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
 use crate::session::collect_budget::CollectBudget;
+use crate::traffic::{HeldLock, LockHolder};
 
 /// A longer list passes item by item.
 const SHORT_LIST_BYTES: usize = 128 << 10;
@@ -67,6 +68,17 @@ pub(super) struct RenamedRequest {
     pub(super) request: Request<Relay>,
     /// Whether its body is known to hold the lock.
     pub(super) holds_lock: bool,
+    /// What its body says of the lock's holder.
+    pub(super) held: Option<HeldLock>,
+}
+
+/// How the lock is renamed in a response.
+#[derive(Debug)]
+pub(super) struct ResponseRenaming<'a> {
+    pub(super) rename: &'a Rename,
+    pub(super) is_list: bool,
+    /// Is told whom the response has as the lock's holder.
+    pub(super) reader: Option<&'a LockHolder>,
 }
 
 /// Asks for a response in which the lock can be renamed.
@@ -92,7 +104,7 @@ pub(super) async fn request(
     }
     session.server.metrics.renamed.inc();
     if !plan.in_body {
-        return Ok(RenamedRequest { request, holds_lock: false });
+        return Ok(RenamedRequest { request, holds_lock: false, held: None });
     }
     let (budget, deadline) = (&session.resources.collect, session.server.response_timeout);
     rename_body(request, info.verb(), plan, deadline, budget, waits).await
@@ -110,26 +122,29 @@ async fn rename_body(
     let (mut head, body) = request.into_parts();
     let bytes = collect_within(body, deadline, budget, waits).await?;
     let rename = &plan.rename;
-    let renamed = renamed(&head.headers, &bytes, rename)?;
+    let encoding = request_encoding(&head.headers, &bytes)?;
+    let renamed = lock::request(&bytes, encoding, rename).map_err(LockedError::Request)?;
     if let (Cow::Borrowed(_), Some(refused)) = (&renamed, &plan.unless_lock) {
         return Err(LockedError::Fenced(refused.clone()));
     }
     let holds_lock = matches!(renamed, Cow::Owned(_));
+    let said = lock::holder(&bytes, encoding).filter(|holder| verb != "patch" || *holder != Holder::Unsaid);
+    let lock = said.map(|holder| held_lock(holder, rename));
     if holds_lock {
         let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
         explain::renamed(verb, target, &rename.lock.name, &rename.on_server);
     }
     let body = replace(&mut head.headers, renamed, &bytes);
-    Ok(RenamedRequest { request: Request::from_parts(head, body), holds_lock })
+    Ok(RenamedRequest { request: Request::from_parts(head, body), holds_lock, held: lock })
 }
 
 pub(super) async fn response(
     response: Response<Relay>,
-    rename: &Rename,
-    is_list: bool,
+    renaming: ResponseRenaming<'_>,
     budget: &CollectBudget,
     waits: &WaitTime,
 ) -> Result<Response<Content>, LockedError> {
+    let ResponseRenaming { rename, is_list, reader } = renaming;
     let (mut head, body) = response.into_parts();
     let encoding = match encoding(&head.headers) {
         Ok(encoding) => encoding,
@@ -151,6 +166,11 @@ pub(super) async fn response(
     let bytes = waits.measure(collect(body, budget)).await?;
     if bytes.is_empty() {
         return Ok(Response::from_parts(head, Content::Plain(Relay::Empty)));
+    }
+    if let Some(reader) = reader.filter(|_| head.status == StatusCode::OK)
+        && let Some(holder) = lock::holder(&bytes, encoding)
+    {
+        reader.read(&held_lock(holder, rename));
     }
     let renamed = match lock::response(&bytes, encoding, rename) {
         Ok(renamed) => renamed,
@@ -175,15 +195,22 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
     kind.to_str().ok().and_then(Encoding::of).ok_or(LockedError::Encoding)
 }
 
-/// The client's body with the lock renamed.
-fn renamed<'b>(headers: &HeaderMap, body: &'b [u8], rename: &Rename) -> Result<Cow<'b, [u8]>, LockedError> {
+/// Of a body that the client sent.
+fn request_encoding(headers: &HeaderMap, body: &[u8]) -> Result<Encoding, LockedError> {
     let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::to_str).transpose();
     let kind = kind.map_err(|_unfit| LockedError::Encoding)?.unwrap_or_default();
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(LockedError::Encoding);
     }
-    let encoding = Encoding::of_editable(kind, body).ok_or(LockedError::Encoding)?;
-    lock::request(body, encoding, rename).map_err(LockedError::Request)
+    Encoding::of_editable(kind, body).ok_or(LockedError::Encoding)
+}
+
+fn held_lock(holder: Holder, rename: &Rename) -> HeldLock {
+    let holder = match holder {
+        Holder::Unsaid | Holder::Nobody => String::new(),
+        Holder::Somebody(holder) => holder,
+    };
+    HeldLock { name: rename.on_server.clone(), holder }
 }
 
 /// Reads a whole body, which its sender sends within `deadline`.

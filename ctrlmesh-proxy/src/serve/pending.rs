@@ -9,7 +9,7 @@ use crate::guard::Probe;
 use crate::policy::{Reading, Validity, Write};
 use crate::serve::shadow::DryRun;
 use crate::serve::wait_time::WaitTime;
-use crate::traffic::{PodTraffic, RequestKind};
+use crate::traffic::{CountedRequest, PodTraffic};
 use crate::watch::WatchRequest;
 
 /// A request that may be sent, or was.
@@ -24,7 +24,7 @@ pub(super) struct Pending {
     pub(super) validity: Option<Validity>,
     pub(super) probe: Option<Probe>,
     /// As what it counts, where it does.
-    pub(super) counted: Option<RequestKind>,
+    pub(super) counted: Option<Box<CountedRequest>>,
     /// Of a write that was sent as a dry run.
     pub(super) dry_run: Option<Box<DryRun>>,
     /// What is done to the answer.
@@ -41,14 +41,14 @@ impl Pending {
         if let Some(probe) = &mut self.probe {
             probe.sent();
         }
-        self.counted.map(|_| Instant::now())
+        self.counted.as_ref().map(|_| Instant::now())
     }
 
     /// The API server has sent the head of its answer.
-    pub(super) fn answered(&mut self, status: StatusCode, sent: Option<Instant>, traffic: &PodTraffic) {
+    pub(super) fn answered(&mut self, status: StatusCode, came: Instant, sent: Option<Instant>, traffic: &PodTraffic) {
         self.write = None;
-        if let Some((kind, sent)) = self.counted.zip(sent) {
-            traffic.answered(kind, status, sent);
+        if let Some((counted, sent)) = self.counted.as_deref_mut().zip(sent) {
+            traffic.answered(counted, status, [came, sent]);
         }
         if let Some(probe) = self.probe.take() {
             probe.answered(status);

@@ -34,15 +34,16 @@ impl LockRenamer {
         self.take(encoding, |_| Ok(()))
     }
 
-    /// Renames in the frames that `data` completes; keeps the rest.
+    /// Renames in the frames that `data` completes; keeps the rest. `on_live` as in [`Frames::feed_each`].
     pub(super) fn rename_completed(
         &mut self,
         data: &[u8],
         encoding: Encoding,
         frames: &mut Frames,
+        mut on_live: impl FnMut(&[u8]),
     ) -> Result<Bytes, BodyError> {
         self.partial.extend_from_slice(data);
-        let passed = self.take(encoding, |frame| frames.feed(frame).map(drop))?;
+        let passed = self.take(encoding, |frame| frames.feed_each(frame, &mut on_live).map(drop))?;
         if self.partial.len() > lock::MAX_BODY_BYTES {
             return Err(BodyError::GivenUp);
         }

@@ -1,10 +1,14 @@
 //! Counts of an operator's requests, as the manager hears of them.
 
+use std::io;
+
 use bytes::Bytes;
 use ctrlmesh_common::wire::Traffic;
 use http::{Request, StatusCode, Version};
-use http_body_util::Full;
+use http_body_util::channel::Sender;
+use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tokio::task;
 
 use crate::harness::client::Client;
@@ -107,9 +111,8 @@ async fn ask(pki: &Pki, proxy: &Proxy, version: Version) -> Traffic {
         writes: 3,
         deletes: 1,
         watches: 1,
-        latency_micros: 0,
         timed: 12,
-        shadow: None,
+        ..Traffic::default()
     }
 }
 
@@ -123,7 +126,8 @@ async fn answers_of_the_api_server_count_while_the_policy_asks() {
 
     stream.send(&policy(2, true)).await;
     let begun = stream.traffic().await.traffic.unwrap();
-    assert_eq!(begun, Traffic { since: begun.since, ..Traffic::default() }, "it has begun to count");
+    let nothing = Traffic { since: begun.since, first_writes: vec![0; 7], ..Traffic::default() };
+    assert_eq!(begun, nothing, "it has begun to count");
     assert!(begun.since > 0);
     let one = ask(&pki, &proxy, Version::HTTP_11).await;
     let other = ask(&pki, &proxy, Version::HTTP_2).await;
@@ -137,6 +141,7 @@ async fn answers_of_the_api_server_count_while_the_policy_asks() {
     };
     assert!(counted.latency_micros > 0);
     let expected = Traffic {
+        first_writes: vec![0; 7],
         since: begun.since,
         requests: 2 * one.requests,
         conflicts: 2,
@@ -148,11 +153,88 @@ async fn answers_of_the_api_server_count_while_the_policy_asks() {
         watches: 2,
         latency_micros: counted.latency_micros,
         timed: 24,
-        shadow: None,
+        ..Traffic::default()
     };
     assert_eq!(counted, expected);
 
     stream.send(&policy(3, false)).await;
     let over = stream.traffic().await;
     assert_eq!((over.traffic, over.pod.unwrap().uid), (None, "u".to_owned()));
+}
+
+/// An API server that streams what is sent to the watches, and where another pod holds the lock.
+async fn streaming(pki: &Pki) -> (Upstream, mpsc::UnboundedReceiver<Sender<Bytes, io::Error>>) {
+    let (opened, watches) = mpsc::unbounded_channel();
+    let upstream = Upstream::http(pki.server(&["h2"]), move |seen| {
+        let mut response = match (seen.target.contains("watch="), seen.method.as_str()) {
+            (true, _) => {
+                let (send, response) = streamed();
+                opened.send(send).unwrap();
+                response
+            }
+            (_, "GET") => whole(StatusCode::OK, lease("other")),
+            _ => whole(StatusCode::OK, seen.body),
+        };
+        json_content(&mut response);
+        async move { response }
+    })
+    .await;
+    (upstream, watches)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_that_follow_changes_and_losses_of_the_lock_count() {
+    let pki = Pki::new();
+    let (upstream, mut watches) = streaming(&pki).await;
+    let (proxy, _manager, mut stream) = following(&pki, &upstream).await;
+    stream.send(&policy(2, true)).await;
+    stream.traffic().await;
+    let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+
+    // From now on it is known that the pod writes widgets. Gadgets are not divided.
+    put(&mut client, &format!("{OWN}/z"), "{}".into()).await;
+    for (resource, names) in [("widgets", ["w", "v"]), ("gadgets", ["u", "t"])] {
+        let target = format!("/apis/example.com/v1/{resource}?watch=1&resourceVersion=5");
+        let mut watching = client.send(Request::get(target).body(Full::default()).unwrap()).await.unwrap();
+        let mut send = watches.recv().await.unwrap();
+        for name in names {
+            let object = json!({"metadata": {"name": name, "namespace": "own", "resourceVersion": "6"}});
+            let event = json!({"type": "MODIFIED", "object": object}).to_string() + "\n";
+            send.send_data(event.into()).await.unwrap();
+            watching.body_mut().frame().await.unwrap().unwrap();
+        }
+        put(&mut client, &format!("{OWN}/{}/status", names[0]), "{}".into()).await;
+    }
+    let lead = format!("{LEASES}/lead");
+    put(&mut client, &lead, lease("me")).await;
+    assert_eq!(client.ask(Request::get(&lead).body(Full::default()).unwrap()).await.status, StatusCode::OK);
+    let counted = loop {
+        let counted = stream.traffic().await.traffic.unwrap();
+        if counted.lock_losses > 0 {
+            break counted;
+        }
+    };
+    let expected = Traffic {
+        since: counted.since,
+        requests: 5,
+        writes: 3,
+        watches: 2,
+        latency_micros: counted.latency_micros,
+        timed: 3,
+        first_writes: vec![1, 0, 0, 0, 0, 0, 0],
+        lock_losses: 1,
+        ..Traffic::default()
+    };
+    assert_eq!(counted, expected);
+}
+
+async fn put(client: &mut Client, target: &str, body: Bytes) {
+    let request = Request::put(target).header("content-type", "application/json").body(Full::new(body)).unwrap();
+    assert_eq!(client.ask(request).await.status, StatusCode::OK);
+}
+
+/// The lock with this holder.
+fn lease(holder: &str) -> Bytes {
+    let metadata = json!({"name": "lead", "namespace": "other"});
+    json!({"kind": "Lease", "metadata": metadata, "spec": {"holderIdentity": holder}}).to_string().into()
 }

@@ -97,7 +97,7 @@ pub fn is_dry_run(request: &RequestInfo<'_>) -> bool {
 }
 
 /// Whether `request` is for a service account's token. It stores nothing.
-pub(super) fn is_token(request: &RequestInfo<'_>) -> bool {
+pub fn is_token(request: &RequestInfo<'_>) -> bool {
     (request.api_group(), request.resource(), request.subresource()) == ("", "serviceaccounts", "token")
 }
 

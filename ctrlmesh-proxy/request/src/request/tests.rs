@@ -101,3 +101,20 @@ fn a_plain_target_is_not_copied() {
     let info = info("GET", "/api/v1/namespaces/ns/pods?labelSelector=a");
     assert!(matches!(info.path, Cow::Borrowed(_)) && matches!(info.label_selector, Some(Cow::Borrowed(_))));
 }
+
+#[test]
+fn the_object_of_a_path_is_named_whatever_its_scope() {
+    let object = |target: &str| {
+        let ObjectKey { group, resource, namespace, name } = RequestInfo::parse("PUT", target).unwrap().object();
+        [group, resource, namespace, name].join("|")
+    };
+    for (target, expected) in [
+        ("/apis/apps/v1/namespaces/a/deployments/x/status", "apps|deployments|a|x"),
+        ("/api/v1/namespaces/a/configmaps", "|configmaps|a|"),
+        ("/api/v1/nodes/n", "|nodes||n"),
+        ("/api/v1/namespaces/a", "|namespaces||a"),
+        ("/api/v1/namespaces/a/finalize", "|namespaces||a"),
+    ] {
+        assert_eq!(object(target), expected, "{target}");
+    }
+}

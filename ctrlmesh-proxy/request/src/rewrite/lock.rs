@@ -69,6 +69,26 @@ pub fn response<'b>(body: &'b [u8], encoding: Encoding, rename: &Rename) -> Resu
     Ok(document.apply(renaming.edits)?)
 }
 
+/// Who holds a Lease by a body of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// There is no `spec.holderIdentity`: nobody does, but by a patch.
+    Unsaid,
+    /// It is empty, or null.
+    Nobody,
+    Somebody(String),
+}
+
+/// Who holds a Lease, by its `spec.holderIdentity`. `None` where the body cannot be read.
+pub fn holder(body: &[u8], encoding: Encoding) -> Option<Holder> {
+    let document = Document { body, encoding };
+    let spec = document.field(&document.root().ok()?, "spec").ok()?;
+    let holder = spec.map(|spec| document.field(&spec, "holderIdentity")).transpose().ok()?.flatten();
+    let Some(holder) = holder else { return Some(Holder::Unsaid) };
+    let name = document.text(&holder).unwrap_or_default();
+    Some(if name.is_empty() { Holder::Nobody } else { Holder::Somebody(name.into_owned()) })
+}
+
 /// Renames in a frame of a watch (without its length, in protobuf); `None` where the client must not see it.
 ///
 /// # Errors

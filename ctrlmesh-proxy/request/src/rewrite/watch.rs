@@ -1,7 +1,7 @@
 //! Follows a watch: where its frames end, and which version the client has seen.
 //!
 //! At most the first and the last frame that end in a chunk are read, and small ones only when their version is asked
-//! for.
+//! for; unless the caller reads each.
 
 use std::ops::Range;
 
@@ -18,6 +18,7 @@ mod websocket;
 pub use super::document::framed;
 pub use difference::{Difference, difference};
 use event::{EventSummary, starts_as_added};
+pub use event::{ObjectChange, object_change};
 pub use splice::{Expired, NextRead, Splice, expired, list_accept, list_version, newest};
 pub use websocket::{error_frames, error_stream};
 
@@ -103,8 +104,17 @@ impl Frames {
     /// # Errors
     /// The bytes are no frames. Those before were right, but the stream cannot be followed any more.
     pub fn feed(&mut self, chunk: &[u8]) -> Result<Option<usize>, FrameError> {
-        let Some(begun) = self.complete(chunk)? else { return Ok(None) };
-        let end = begun + self.take(&chunk[begun..])?;
+        self.feed_each(chunk, |_| {})
+    }
+
+    /// As [`Self::feed`]. `on_live` gets each frame that ends in `chunk`, without its length or newline, but for those
+    /// of objects that were there before.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn feed_each(&mut self, chunk: &[u8], mut on_live: impl FnMut(&[u8])) -> Result<Option<usize>, FrameError> {
+        let Some(begun) = self.complete(chunk, &mut on_live)? else { return Ok(None) };
+        let end = begun + self.take(&chunk[begun..], &mut on_live)?;
         self.partial.extend(&chunk[end..]);
         Ok((end > 0).then_some(end))
     }
@@ -125,7 +135,7 @@ impl Frames {
 
     /// Completes the frame that has begun, if one has: where `chunk` goes on behind it; `None` where it is not whole
     /// yet.
-    fn complete(&mut self, chunk: &[u8]) -> Result<Option<usize>, FrameError> {
+    fn complete(&mut self, chunk: &[u8], on_live: &mut impl FnMut(&[u8])) -> Result<Option<usize>, FrameError> {
         if self.partial.is_empty() {
             return Ok(Some(0));
         }
@@ -138,7 +148,10 @@ impl Frames {
             if let Some((frame, next)) = self.framer.next(&self.partial)? {
                 let mut partial = std::mem::take(&mut self.partial);
                 let begun = taken - (partial.len() - next);
-                self.take_frame(&partial[frame]);
+                self.take_frame(&partial[frame.clone()]);
+                if self.phase == Phase::Live && !frame.is_empty() {
+                    on_live(&partial[frame]);
+                }
                 partial.clear();
                 partial.shrink_to(MAX_UNREAD_BYTES);
                 self.partial = partial;
@@ -149,7 +162,7 @@ impl Frames {
     }
 
     /// Takes the whole frames at the beginning of `stream`, and returns their end.
-    fn take(&mut self, stream: &[u8]) -> Result<usize, FrameError> {
+    fn take(&mut self, stream: &[u8], on_live: &mut impl FnMut(&[u8])) -> Result<usize, FrameError> {
         let (mut end, mut last) = (0, 0..0);
         while let Some((frame, next)) = self.framer.next(&stream[end..])? {
             let at = end + frame.start..end + frame.end;
@@ -161,6 +174,9 @@ impl Frames {
             last = at;
             if self.phase != Phase::Live {
                 self.read(&stream[last.clone()]);
+            }
+            if self.phase == Phase::Live {
+                on_live(&stream[last.clone()]);
             }
         }
         if self.phase == Phase::Live {

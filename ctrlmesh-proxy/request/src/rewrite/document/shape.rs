@@ -1,10 +1,11 @@
-//! The numbers and types of protobuf fields, from apimachinery's `generated.proto`.
+//! The numbers and types of protobuf fields, from the `generated.proto` of apimachinery and of the Lease.
 
 /// The type of a protobuf message, which its bytes do not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Object,
     ObjectMeta,
+    LeaseSpec,
     List,
     ListMeta,
     Status,
@@ -17,12 +18,14 @@ pub(super) enum Shape {
 }
 
 /// Of a message: the field's name, its number, and what it holds.
-const FIELDS: [(Shape, &str, u32, Shape); 19] = [
+const FIELDS: [(Shape, &str, u32, Shape); 21] = [
     (Shape::Object, "metadata", 1, Shape::ObjectMeta),
+    (Shape::Object, "spec", 2, Shape::LeaseSpec),
     (Shape::ObjectMeta, "name", 1, Shape::Text),
     (Shape::ObjectMeta, "generateName", 2, Shape::Text),
     (Shape::ObjectMeta, "namespace", 3, Shape::Text),
     (Shape::ObjectMeta, "resourceVersion", 6, Shape::Text),
+    (Shape::LeaseSpec, "holderIdentity", 1, Shape::Text),
     (Shape::List, "metadata", 1, Shape::ListMeta),
     (Shape::List, "items", 2, Shape::Object),
     (Shape::ListMeta, "resourceVersion", 2, Shape::Text),

@@ -49,6 +49,24 @@ fn an_object_has_the_clients_name_here_and_the_servers_there() {
 }
 
 #[test]
+fn a_lease_says_who_holds_it() {
+    for (encoding, extension) in [EDITABLE[0], EDITABLE[1], (Encoding::Cbor, "cbor")] {
+        let own = Some(Holder::Somebody("op---s1_1".to_owned()));
+        assert_eq!(holder(&recorded("lease", extension), encoding), own, "{extension}");
+        assert_eq!(holder(&recorded("lease-missing", extension), encoding), Some(Holder::Unsaid), "{extension}");
+    }
+    for (body, expected) in [
+        (r#"{"spec":{"leaseDurationSeconds":1}}"#, Some(Holder::Unsaid)),
+        (r#"{"metadata":{}}"#, Some(Holder::Unsaid)),
+        (r#"{"spec":{"holderIdentity":""}}"#, Some(Holder::Nobody)),
+        (r#"{"spec":{"holderIdentity":null}}"#, Some(Holder::Nobody)),
+        ("[", None),
+    ] {
+        assert_eq!(holder(body.as_bytes(), Encoding::Json), expected, "{body}");
+    }
+}
+
+#[test]
 fn only_the_name_changes_in_json() {
     let json = recorded("lease", "json");
     let down = response(&json, Encoding::Json, &rename()).unwrap();

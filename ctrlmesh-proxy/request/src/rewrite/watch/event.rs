@@ -1,4 +1,6 @@
-//! Reads type and version of a watch event.
+//! Reads type and version of a watch event, and which object it is about.
+
+use std::borrow::Cow;
 
 use crate::rewrite::document::{Document, Encoding, json_early, json_text};
 
@@ -10,6 +12,42 @@ pub(super) struct EventSummary {
     pub(super) is_bookmark: bool,
     pub(super) ends_initial_events: bool,
     pub(super) version: Option<u64>,
+}
+
+/// What a watch event says of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectChange {
+    /// Empty for an object of cluster scope.
+    pub namespace: String,
+    pub name: String,
+    /// Whether it is there no more, for this watch.
+    pub is_deleted: bool,
+}
+
+/// What a frame (without its length or newline) says; `None` where it is about no object, or cannot be read.
+pub fn object_change(frame: &[u8], encoding: Encoding) -> Option<ObjectChange> {
+    let named = |kind: &str, namespace: Option<Cow<'_, str>>, name: Option<Cow<'_, str>>| {
+        let namespace = namespace.unwrap_or_default().into_owned();
+        Some(ObjectChange { namespace, name: name?.into_owned(), is_deleted: kind == "DELETED" })
+    };
+    if encoding == Encoding::Json {
+        let kind = json_text(&frame[json_early(frame, &["type"])?]).filter(|kind| is_change(kind))?;
+        let metadata = &frame[json_early(frame, &["object", "metadata"])?];
+        let text = |name| json_text(&metadata[json_early(metadata, &[name])?]);
+        return named(&kind, text("namespace"), text("name"));
+    }
+    let document = Document { body: frame, encoding };
+    let event = document.event().ok()?;
+    let kind = document.text_of(&event, "type").ok()?.filter(|kind| is_change(kind))?;
+    let object = document.event_object(&event).ok()??;
+    let metadata = document.field(&object, "metadata").ok()??;
+    let text = |field| document.text_of(&metadata, field).ok().flatten();
+    named(&kind, text("namespace"), text("name"))
+}
+
+/// Whether it is an event of an object, by its type.
+fn is_change(kind: &str) -> bool {
+    matches!(kind, "ADDED" | "MODIFIED" | "DELETED")
 }
 
 impl EventSummary {

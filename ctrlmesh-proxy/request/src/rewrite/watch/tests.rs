@@ -70,6 +70,67 @@ fn a_stream_may_be_cut_anywhere() {
     }
 }
 
+#[test]
+fn each_change_of_an_object_is_shown_once_wherever_the_stream_is_cut() {
+    for (encoding, extension) in ALL {
+        let stream = recorded("configmap-watch", extension);
+        for target in [WATCH, WATCH_LIST] {
+            let all = changes(&stream, encoding, target, stream.len());
+            for size in [1, 7, 331, 1000] {
+                assert_eq!(changes(&stream, encoding, target, size), all, "{encoding:?} {size}");
+            }
+            if target == WATCH_LIST {
+                assert_eq!(all, [], "all of it was there before");
+            } else {
+                assert!(all.len() > 1, "{encoding:?}");
+                assert!(all.iter().all(|change| !change.name.is_empty()), "{encoding:?}: {all:?}");
+            }
+        }
+    }
+}
+
+/// The changes that a stream shows which comes in chunks of this size.
+fn changes(stream: &[u8], encoding: Encoding, target: &str, size: usize) -> Vec<ObjectChange> {
+    let (mut frames, mut all) = (Frames::new(encoding, &request(target)), Vec::new());
+    for chunk in stream.chunks(size) {
+        frames.feed_each(chunk, |frame| all.extend(object_change(frame, encoding))).unwrap();
+    }
+    all
+}
+
+#[test]
+fn changes_are_shown_from_what_ends_the_initial_events_on() {
+    let event = |kind: &str, name: &str, more: &str| {
+        format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{name}","resourceVersion":"9"{more}}}}}}}"#) + "\n"
+    };
+    let end = event("BOOKMARK", "", r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
+    let [first, second] = [event("ADDED", "a", ""), event("ADDED", "b", "")];
+    let names = |stream: &str, target| {
+        changes(stream.as_bytes(), Encoding::Json, target, 40).into_iter().map(|change| change.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&format!("{first}{end}{second}"), WATCH_LIST), ["b"]);
+    let changed = event("MODIFIED", "c", "");
+    assert_eq!(names(&format!("{first}{changed}{second}"), "/api/v1/configmaps?watch=1"), ["c", "b"]);
+    assert_eq!(names(&format!("{first}{second}"), WATCH), ["a", "b"]);
+}
+
+#[test]
+fn a_change_names_its_object_and_bookmarks_and_errors_are_none() {
+    let named = |kind: &str, metadata: &str| {
+        let frame = format!(r#"{{"type":"{kind}","object":{{"kind":"Pod","metadata":{{{metadata}}}}}}}"#);
+        object_change(frame.as_bytes(), Encoding::Json).map(|change| (change.namespace, change.name, change.is_deleted))
+    };
+    let texts = |namespace: &str, name: &str, is_deleted| Some((namespace.to_owned(), name.to_owned(), is_deleted));
+    let pod = r#""labels":{"name":"l"},"managedFields":[{"name":"m"}],"name":"a","namespace":"n""#;
+    assert_eq!(named("ADDED", pod), texts("n", "a", false));
+    assert_eq!(named("MODIFIED", r#""name":"node""#), texts("", "node", false));
+    assert_eq!(named("DELETED", pod), texts("n", "a", true));
+    for (kind, metadata) in [("BOOKMARK", r#""resourceVersion":"9""#), ("BOOKMARK", pod), ("ERROR", ""), ("ADDED", "")]
+    {
+        assert_eq!(named(kind, metadata), None, "{kind} {metadata}");
+    }
+}
+
 /// An event of more than `bytes` bytes, with what looks like its end and its version inside.
 fn large_event(version: u64, bytes: usize) -> Vec<u8> {
     let filling = r#"}\"\\,"resourceVersion":"9""#.repeat(bytes / 26 + 1);
