@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::api::CheckVerdict;
+use crate::wire::FIRST_WRITE_BOUNDS;
 
 /// Fewest requests of each revision from which anything follows.
 const MIN_REQUESTS: u64 = 5;
@@ -45,6 +46,13 @@ const LATENCY: Duration = Duration::from_millis(250);
 /// Fewest answers whose mean time is compared.
 const MIN_TIMED: u64 = 20;
 
+/// The time within which half of the first writes follow a change may grow by this factor, and up to this many seconds.
+const LATER: u64 = 4;
+const FIRST_WRITE: u64 = 4;
+
+/// Fewest first writes of which that is known.
+const MIN_FIRST_WRITES: u64 = 10;
+
 /// What the pods of one revision did in some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
@@ -77,8 +85,12 @@ pub struct Sample {
     pub latency: Duration,
     /// How many these are.
     pub timed: u64,
-    /// How often containers were restarted.
+    /// How often containers were restarted; since the step began.
     pub restarts: u64,
+    /// First writes of objects after a change of them, by how long after it: see [`FIRST_WRITE_BOUNDS`].
+    pub first_writes: [u64; FIRST_WRITE_BOUNDS.len()],
+    /// How often a pod lost its leader-election lock to another; since the step began.
+    pub lock_losses: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +110,8 @@ pub fn compare(new: &Sample, old: Option<&Sample>) -> (CheckVerdict, String) {
         problems.extend(rates(new, old));
         problems.extend(silence(new, old));
         problems.extend(latency(new, old));
+        problems.extend(lock_losses(new, old));
+        problems.extend(first_writes(new, old));
     }
     let numbers = numbers(new, old.unwrap_or(&nothing));
     if !problems.is_empty() {
@@ -164,6 +178,20 @@ fn latency(new: &Sample, old: &Sample) -> Option<String> {
         .then(|| format!("its requests took {} ms each, the old version's {} ms", mean.as_millis(), before.as_millis()))
 }
 
+fn lock_losses(new: &Sample, old: &Sample) -> Option<String> {
+    let is_worse = per(new.lock_losses, new.pods) > per(old.lock_losses, old.pods);
+    is_worse.then(|| format!("its pods lost their leader-election locks {}", times(new.lock_losses)))
+}
+
+/// How late it writes after changes. A shadow is shown what the old version writes.
+fn first_writes(new: &Sample, old: &Sample) -> Option<String> {
+    let (within, before) = (new.half_of_first_writes()?, old.half_of_first_writes()?);
+    let is_late = !new.shadow && within > FIRST_WRITE && within >= before.saturating_mul(LATER);
+    is_late.then(|| {
+        format!("it wrote half of what changed up to {within} s after the change, the old version up to {before} s")
+    })
+}
+
 /// Whether anything follows from it but its restarts.
 fn is_comparable(sample: &Sample) -> bool {
     sample.objects > 0 && sample.time > Duration::ZERO
@@ -202,6 +230,12 @@ fn numbers(new: &Sample, old: &Sample) -> String {
     }));
     numbers.push(both("watches", new.watches, old.watches));
     numbers.push(both("restarts", new.restarts, old.restarts));
+    numbers.push(both("lost locks", new.lock_losses, old.lock_losses));
+    let sum = |one: &Sample| one.first_writes.iter().fold(0, |sum: u64, count| sum.saturating_add(*count));
+    numbers.push(both("first writes after changes", sum(new), sum(old)));
+    if let Some((within, before)) = new.half_of_first_writes().zip(old.half_of_first_writes()) {
+        numbers.push(format!("half of them within {within} s ({before} s)"));
+    }
     numbers.join(", ")
 }
 
@@ -237,6 +271,17 @@ impl Sample {
     fn mean_latency(&self) -> Option<Duration> {
         let timed = u32::try_from(self.timed).unwrap_or(u32::MAX);
         (self.timed >= MIN_TIMED).then(|| self.latency / timed)
+    }
+
+    /// Within how many seconds after a change half of the first writes came; `None` where too few are known.
+    pub fn half_of_first_writes(&self) -> Option<u64> {
+        let all = self.first_writes.iter().fold(0, |all: u64, count| all.saturating_add(*count));
+        let mut so_far = 0_u64;
+        let half = self.first_writes.iter().position(|count| {
+            so_far = so_far.saturating_add(*count);
+            so_far >= all.div_ceil(2)
+        });
+        FIRST_WRITE_BOUNDS.get(half?).copied().filter(|_| all >= MIN_FIRST_WRITES)
     }
 }
 
@@ -275,6 +320,7 @@ mod tests {
             writes: objects,
             latency: Duration::from_millis(2 * objects),
             timed: objects,
+            first_writes: [objects, 0, 0, 0, 0, 0, 0],
             ..Sample::default()
         }
     }
@@ -290,7 +336,7 @@ mod tests {
     #[test]
     fn each_way_of_being_worse_fails_and_is_named() {
         type Spoil = fn(&mut Sample);
-        let cases: [(&str, Spoil); 10] = [
+        let cases: [(&str, Spoil); 12] = [
             ("of its requests were answered with 422", |new| new.invalid = 10),
             ("answered with another 4xx", |new| new.client_errors = 10),
             ("answered with 429 or 5xx", |new| new.server_errors = 10),
@@ -301,6 +347,10 @@ mod tests {
             ("its containers were restarted once", |new| new.restarts = 1),
             ("it began 200 watches a minute", |new| new.watches = 200),
             ("its requests took 1000 ms each", |new| new.latency = Duration::from_secs(30)),
+            ("it wrote half of what changed up to 8 s after the change, the old version up to 1 s", |new| {
+                new.first_writes = [10, 4, 0, 16, 0, 0, 0];
+            }),
+            ("its pods lost their leader-election locks once", |new| new.lock_losses = 1),
         ];
         for (says, spoil) in cases {
             let mut new = ordinary(30);
@@ -313,7 +363,9 @@ mod tests {
 
     #[test]
     fn a_shadow_may_write_nothing_or_the_same_again_or_too_late_but_delete_nothing() {
-        let shadow = |writes, deletes| Sample { shadow: true, writes, deletes, conflicts: 30, ..ordinary(30) };
+        let first_writes = [0, 0, 0, 0, 0, 0, 30];
+        let shadow =
+            |writes, deletes| Sample { shadow: true, writes, deletes, conflicts: 30, first_writes, ..ordinary(30) };
         for writes in [0, 9000] {
             let (verdict, message) = compare(&shadow(writes, 0), Some(&ordinary(900)));
             assert_eq!(verdict, CheckVerdict::Passed, "{message}");
@@ -331,10 +383,28 @@ mod tests {
             conflicts: objects,
             deletes: objects,
             restarts: 1,
+            lock_losses: 1,
             ..ordinary(objects)
         };
         let (verdict, message) = compare(&spoil(30), Some(&spoil(900)));
         assert_eq!(verdict, CheckVerdict::Passed, "{message}");
+    }
+
+    #[test]
+    fn some_late_first_writes_and_an_operator_that_is_always_late_are_no_failure() {
+        let with = |first_writes| Sample { first_writes, ..ordinary(30) };
+        for (new, old, passes) in [
+            ([10, 0, 0, 0, 0, 0, 9], [90, 0, 0, 0, 0, 0, 0], true),
+            ([0, 0, 0, 0, 20, 0, 0], [0, 0, 0, 90, 0, 0, 0], true),
+            ([0, 0, 20, 0, 0, 0, 0], [90, 0, 0, 0, 0, 0, 0], true),
+            ([0, 0, 0, 0, 0, 0, 9], [90, 0, 0, 0, 0, 0, 0], true),
+            ([0, 0, 0, 0, 0, 0, 10], [0, 0, 0, 9, 0, 0, 0], true),
+            ([0, 0, 0, 0, 20, 0, 0], [0, 0, 90, 0, 0, 0, 0], false),
+            ([u64::MAX; 7], [90, 0, 0, 0, 0, 0, 0], true),
+        ] {
+            let (verdict, message) = compare(&with(new), Some(&with(old)));
+            assert_eq!(verdict == CheckVerdict::Passed, passes, "{message}");
+        }
     }
 
     #[test]

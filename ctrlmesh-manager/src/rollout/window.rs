@@ -1,6 +1,7 @@
 //! Measures what the pods of two versions do from one check to the next.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use ctrlmesh_common::api::{CheckVerdict, Trial};
@@ -13,6 +14,9 @@ use crate::rules::rollout::Owned;
 /// Shortest time from one check of a shadow to the next. A proxy knows 10 s after a write what became of it, and
 /// reports every 10 s.
 const SHADOW_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long a version looks at objects that it has just got.
+const SETTLES: Duration = Duration::from_mins(2);
 
 /// What is known of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,14 +37,20 @@ pub(super) struct Window {
     shadow: bool,
     /// By the version on trial: where it changes, rates per object mean nothing.
     owned: Owned,
+    owned_since: Instant,
     began_at: Instant,
     checked_at: Instant,
     before: BTreeMap<String, PodCounts>,
-    /// How often the containers of each pod had been restarted when the step began. Those of a version that crashes
-    /// wait longer each time: so its restarts are counted over the step.
-    restarts: BTreeMap<String, u32>,
+    /// The counts of each pod when it was first heard of in the step. What is rare is counted over the step: lost
+    /// locks, and restarts, as containers that crash wait longer each time.
+    step_before: BTreeMap<String, PodCounts>,
+    /// From when first writes are counted, for each pod: the last check in which they were compared, or the first one
+    /// after `SETTLES`. A pod that has just got objects looks at all of them first.
+    first_writes_before: BTreeMap<String, Traffic>,
     /// How often at the last check.
     checked_restarts: u64,
+    /// How many locks had been lost then.
+    checked_losses: u64,
     /// What the old version did before it owned nothing any more.
     last_old: Option<Sample>,
 }
@@ -51,19 +61,22 @@ impl Window {
         let last = last.filter(|last| last.revision == trial.revision);
         let last_old = last.as_ref().and_then(|last| last.last_old);
         let same_step = last.filter(|last| last.step == trial.step);
-        let (restarts, checked_restarts) =
-            same_step.map(|last| (last.restarts, last.checked_restarts)).unwrap_or_default();
+        let (step_before, checked_restarts, checked_losses) =
+            same_step.map(|last| (last.step_before, last.checked_restarts, last.checked_losses)).unwrap_or_default();
         let (revision, step, shadow, before) = (trial.revision.clone(), trial.step, trial.shadow, BTreeMap::new());
         Self {
             revision,
             step,
             shadow,
             owned,
+            owned_since: now,
             began_at: now,
             checked_at: now,
             before,
-            restarts,
+            step_before,
+            first_writes_before: BTreeMap::new(),
             checked_restarts,
+            checked_losses,
             last_old,
         }
     }
@@ -82,7 +95,10 @@ impl Window {
         now: Instant,
     ) {
         for (uid, counts) in counts.clone() {
-            self.restarts.entry(uid.clone()).or_insert(counts.restarts);
+            let before = self.step_before.entry(uid.clone()).or_insert_with(|| counts.clone());
+            if before.traffic.since == 0 {
+                before.traffic.clone_from(&counts.traffic);
+            }
         }
         let heard = counts.filter(|(_, counts)| counts.traffic.since > 0);
         if heard.clone().any(|(uid, _)| !self.before.contains_key(uid)) {
@@ -109,16 +125,23 @@ impl Window {
         now: Instant,
     ) -> Outcome {
         let mut new_sample = Sample { shadow: self.shadow, ..self.sample(new, new_objects, now) };
-        let restarts = new_sample.restarts;
-        // One restart alone counts once.
-        if restarts == self.checked_restarts && restarts < 2 {
-            new_sample.restarts = 0;
-        }
-        self.checked_restarts = restarts;
+        new_sample.restarts = unless_alone(&mut self.checked_restarts, new_sample.restarts);
+        new_sample.lock_losses = unless_alone(&mut self.checked_losses, new_sample.lock_losses);
         if !old.is_empty() && old_objects > 0 {
             self.last_old = Some(self.sample(old, old_objects, now));
         }
-        let (verdict, message) = combine(rollout::compare(&new_sample, self.last_old.as_ref()), metrics);
+        let last_old = self.last_old.as_ref();
+        let is_compared = [Some(&new_sample), last_old]
+            .into_iter()
+            .all(|sample| sample.is_some_and(|sample| sample.half_of_first_writes().is_some()));
+        if now.saturating_duration_since(self.owned_since) >= SETTLES {
+            for (uid, counts) in new.iter().chain(old).filter(|(_, counts)| counts.traffic.since > 0) {
+                if is_compared || !self.first_writes_before.contains_key(uid) {
+                    self.first_writes_before.insert(uid.clone(), counts.traffic.clone());
+                }
+            }
+        }
+        let (verdict, message) = combine(rollout::compare(&new_sample, last_old), metrics);
         self.checked_at = now;
         if verdict != CheckVerdict::Inconclusive {
             self.began_at = now;
@@ -130,16 +153,25 @@ impl Window {
 
     fn sample(&self, version: &VersionCounts, objects: u64, now: Instant) -> Sample {
         let time = now.saturating_duration_since(self.began_at);
+        let nothing = Traffic::default();
         let mut sample = Sample { time, objects, pods: version.len() as u64, ..Sample::default() };
         for (uid, counts) in version {
-            let restarts = self.restarts.get(uid).copied().unwrap_or_default();
-            sample.restarts += u64::from(counts.restarts.saturating_sub(restarts));
-            let Some(known) = self.before.get(uid) else { continue };
-            // A proxy that began to serve the pod anew counts from 0.
-            let is_same = known.traffic.since == counts.traffic.since;
-            let nothing = Traffic::default();
-            let before = if is_same { &known.traffic } else { &nothing };
             let after = &counts.traffic;
+            if let Some(known) = self.step_before.get(uid) {
+                sample.restarts += u64::from(counts.restarts.saturating_sub(known.restarts));
+                let before = counted_then(&known.traffic, after, &nothing);
+                let losses = after.lock_losses.saturating_sub(before.lock_losses);
+                sample.lock_losses = sample.lock_losses.saturating_add(losses);
+            }
+            if let Some(known) = self.first_writes_before.get(uid) {
+                let before = counted_then(known, after, &nothing);
+                for (at, count) in sample.first_writes.iter_mut().enumerate() {
+                    let of = |traffic: &Traffic| traffic.first_writes.get(at).copied().unwrap_or_default();
+                    *count = count.saturating_add(of(after).saturating_sub(of(before)));
+                }
+            }
+            let Some(known) = self.before.get(uid) else { continue };
+            let before = counted_then(&known.traffic, after, &nothing);
             sample.requests += after.requests.saturating_sub(before.requests);
             sample.conflicts += after.conflicts.saturating_sub(before.conflicts);
             sample.invalid += after.invalid.saturating_sub(before.invalid);
@@ -153,6 +185,17 @@ impl Window {
         }
         sample
     }
+}
+
+/// What happened in the step, or nothing if that is one time, which counted at a check before.
+fn unless_alone(checked: &mut u64, count: u64) -> u64 {
+    let before = mem::replace(checked, count);
+    if count == before && count < 2 { 0 } else { count }
+}
+
+/// What was counted then, to be taken from what is counted now. A proxy that began to serve the pod anew counts from 0.
+fn counted_then<'t>(then: &'t Traffic, now: &Traffic, nothing: &'t Traffic) -> &'t Traffic {
+    if then.since == now.since { then } else { nothing }
 }
 
 #[cfg(test)]
@@ -245,6 +288,48 @@ mod tests {
         old = counts("o", 1, 60);
         let (verdict, message) = window.check([&of(60, 0), &old], [10, 10], &[], start + 30 * second);
         assert_eq!(verdict, CheckVerdict::Passed, "{message}");
+    }
+
+    #[test]
+    fn first_writes_are_compared_once_and_not_before_a_version_has_settled() {
+        let start = Instant::now();
+        // Six first writes a minute, and one lost lock in the fourth.
+        let of = |uid: &str, minute: u64, bound: usize| {
+            let mut all = counts(uid, 1, minute * 20);
+            for pod in all.values_mut() {
+                pod.traffic.first_writes = vec![0; 7];
+                pod.traffic.first_writes[bound] = 6 * minute;
+                pod.traffic.lock_losses = u64::from(uid == "n" && minute > 3);
+            }
+            all
+        };
+        let mut window = Window::begin(&trial(1), Owned::default(), None, start);
+        window.observe(of("n", 0, 4).iter().chain(&of("o", 0, 0)), start);
+        let check = |window: &mut Window, minute: u32| {
+            let both = [of("n", minute.into(), 4), of("o", minute.into(), 0)];
+            window.check([&both[0], &both[1]], [10, 10], &[], start + INTERVAL * minute)
+        };
+        let late = "up to 16 s after the change, the old version up to 1 s";
+        for (minute, expected) in [
+            (1, Ok("first writes after changes 0 (0)")),
+            (2, Ok("first writes after changes 0 (0)")),
+            (3, Ok("first writes after changes 6 (6)")),
+            (4, Err("its pods lost their leader-election locks once")),
+            (5, Ok("lost locks 0 (0), first writes after changes 6 (6)")),
+            (6, Err(late)),
+        ] {
+            let (verdict, message) = check(&mut window, minute);
+            assert_eq!(verdict == CheckVerdict::Passed, expected.is_ok(), "{minute}: {message}");
+            let (Ok(says) | Err(says)) = expected;
+            assert!(message.contains(says), "{minute}: {message}");
+        }
+        // It gets other slots, and has to settle anew.
+        let mut window = Window::begin(&trial(1), Owned::default(), Some(window), start + INTERVAL * 6);
+        window.observe(of("n", 6, 4).iter().chain(&of("o", 6, 0)), start + INTERVAL * 6);
+        for minute in [7, 8] {
+            let (_, message) = check(&mut window, minute);
+            assert!(message.contains("first writes after changes 0 (0)"), "{minute}: {message}");
+        }
     }
 
     #[test]

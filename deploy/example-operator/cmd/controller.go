@@ -23,7 +23,7 @@ func (o *controllerOptions) bindFlags(flags *flag.FlagSet) {
 		"Read without a cache, write by server-side apply, and reconcile each website this often; 0 is off.")
 	flags.DurationVar(&o.resync, "resync", 0, "Check each website this often, and write that into its status; 0 is off.")
 	flags.StringVar(&o.fault, "fault", "",
-		"Misbehave on purpose: garbage-status, hot, deaf, deleter or crash; none without it.")
+		"Misbehave on purpose: garbage-status, hot, deaf, deleter, slow or crash; none without it.")
 }
 
 // setUp registers the controller: cached, not cached, or one that misbehaves.

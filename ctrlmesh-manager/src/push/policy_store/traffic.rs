@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ctrlmesh_common::names::MAX_SUBDOMAIN_BYTES;
-use ctrlmesh_common::wire::{MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS, Traffic};
+use ctrlmesh_common::wire::{
+    FIRST_WRITE_BOUNDS, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS, Traffic,
+};
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
@@ -131,6 +133,7 @@ fn weight(reported: &ReportedTraffic) -> (bool, u64, u64) {
 /// anything.
 pub(super) fn bounded(mut traffic: Traffic) -> Traffic {
     let clip = |text: &mut String, longest| text.truncate(text.floor_char_boundary(longest));
+    traffic.first_writes.truncate(FIRST_WRITE_BOUNDS.len());
     let shadow = traffic.shadow.iter_mut();
     for one in shadow.flat_map(|shadow| {
         shadow.differences.truncate(MAX_SHADOW_DIFFERENCES);

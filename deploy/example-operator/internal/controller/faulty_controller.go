@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +36,9 @@ const (
 	// FaultDeleter deletes the pages of each website again and again.
 	FaultDeleter Fault = "deleter"
 
+	// FaultSlow works on a website slowDelay after it changed.
+	FaultSlow Fault = "slow"
+
 	// FaultCrash works for crashDelay, and exits.
 	FaultCrash Fault = "crash"
 )
@@ -42,6 +46,8 @@ const (
 const (
 	// hotInterval is short enough for a steady load of writes.
 	hotInterval = 10 * time.Millisecond
+
+	slowDelay = 15 * time.Second
 
 	// crashDelay counts from the moment at which the operator is active.
 	crashDelay = 10 * time.Second
@@ -56,6 +62,9 @@ type FaultyReconciler struct {
 
 	// Fault is what it does wrong.
 	Fault Fault
+
+	// due has when to work on a website, by its name.
+	due sync.Map
 }
 
 // Reconcile does to one website what the fault says.
@@ -70,11 +79,23 @@ func (r *FaultyReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 		return r.onWebsite(ctx, request, hotInterval, r.rewritePages)
 	case FaultDeaf:
 		return ctrl.Result{}, nil
+	case FaultSlow:
+		return r.late(ctx, request)
 	case FaultDeleter:
 		return r.onWebsite(ctx, request, bugInterval, r.deletePages)
 	default:
 		return r.WebsiteReconciler.Reconcile(ctx, request)
 	}
+}
+
+// late leaves a website alone until slowDelay is over.
+func (r *FaultyReconciler) late(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	due, _ := r.due.LoadOrStore(request.NamespacedName, time.Now().Add(slowDelay))
+	if left := time.Until(due.(time.Time)); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
+	r.due.Delete(request.NamespacedName)
+	return r.WebsiteReconciler.Reconcile(ctx, request)
 }
 
 // onWebsite works on a website at this interval, until that is gone.
@@ -137,7 +158,7 @@ func crash(ctx context.Context) error {
 // SetupWithManager registers the controller.
 func (r *FaultyReconciler) SetupWithManager(mgr ctrl.Manager) error {
 	switch r.Fault {
-	case FaultGarbageStatus, FaultHot, FaultDeaf, FaultDeleter:
+	case FaultGarbageStatus, FaultHot, FaultDeaf, FaultDeleter, FaultSlow:
 	case FaultCrash:
 		if err := mgr.Add(manager.RunnableFunc(crash)); err != nil {
 			return err

@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Write as _, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, RwLock};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use ctrlmesh_common::api::{RolloutStatus, ShardingConfig};
@@ -35,6 +37,9 @@ pub(crate) const REPLICAS: usize = 3;
 /// The argument of the version that is promoted first. It writes the status of each website at this interval.
 pub(crate) const GOOD: &str = "--resync=2s";
 
+/// The same for an operator that writes only after changes.
+pub(crate) const QUIET: &str = "--resync=0s";
+
 /// An argument that changes nothing that anybody could notice: another good version.
 pub(crate) const NEXT: &str = "--resync=1900ms";
 
@@ -43,6 +48,9 @@ pub(crate) const PAUSE: &str = "10s";
 
 /// The same where the version is to fail in it, which takes some restarts of one that crashes.
 pub(crate) const LONG_PAUSE: &str = "120s";
+
+/// Between two changes of a website.
+const CHANGE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Limit for a trial: three steps, and the pods' starts and ends.
 const TRIAL_WITHIN: Duration = Duration::from_mins(10);
@@ -65,6 +73,8 @@ pub(crate) enum Kind {
 pub(crate) struct Operator<'a> {
     pub(crate) space: Space<'a>,
     pub(crate) kind: Kind,
+    /// The argument of the version that is promoted first.
+    pub(crate) good: &'static str,
 }
 
 /// The cluster of this binary. Its audit log has what the witness needs.
@@ -90,18 +100,19 @@ pub(crate) fn runs_in_full(test: &str) -> Result<bool> {
 pub(crate) fn case(name: &str, kind: Kind, pause: &str, test: impl FnOnce(Operator<'_>) -> Result<()>) -> Result<()> {
     let steps =
         json!([{"slots": 1, "pause": pause}, {"percent": 25, "pause": pause}, {"percent": 100, "pause": pause}]);
-    case_with(name, kind, &steps, test)
+    case_with(name, kind, GOOD, &steps, test)
 }
 
-/// The same with other steps.
+/// The same with another first version and other steps.
 pub(crate) fn case_with(
     name: &str,
     kind: Kind,
+    good: &'static str,
     steps: &Value,
     test: impl FnOnce(Operator<'_>) -> Result<()>,
 ) -> Result<()> {
     cluster().case(name, |space| {
-        let operator = Operator { space, kind };
+        let operator = Operator { space, kind, good };
         operator.deploy(steps)?;
         test(operator)?;
         operator.remove()
@@ -111,7 +122,7 @@ pub(crate) fn case_with(
 impl Operator<'_> {
     /// Deploys it in its first version, over namespaces with their websites.
     fn deploy(self, steps: &Value) -> Result<()> {
-        let websites = list(&self.websites());
+        let websites = list(&self.websites("Hello"));
         // For some seconds after the kind was made known, the API server's own admission does not know it.
         until("the websites to be taken", || {
             Ok(self.space.cluster().ask(&["apply", "--filename", "-"], &websites).ok())
@@ -265,15 +276,28 @@ impl Operator<'_> {
         format!("--selector=websites-of={}", self.space.name())
     }
 
+    /// Changes all its websites every 5 s, until that is `over`.
+    pub(crate) fn change_websites(self, over: &AtomicBool) -> Result<()> {
+        for number in 0.. {
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+            let next = Instant::now() + CHANGE_INTERVAL;
+            self.space.cluster().ask(&["apply", "--filename", "-"], &list(&self.websites(&number.to_string())))?;
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+        Ok(())
+    }
+
     /// A namespace for each slot, with a website of one page or two.
-    fn websites(self) -> Vec<Value> {
+    fn websites(self, title: &str) -> Vec<Value> {
         let labels = json!({"websites-of": self.space.name()});
         let items = |(slot, name): (Slot, String)| {
             let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
                 "metadata": {"name": name, "labels": {MADE: "true", "websites-of": self.space.name()}}});
             let website = json!({"apiVersion": "web.example.com/v1alpha1", "kind": "Website",
                 "metadata": {"namespace": name, "name": "site", "labels": labels},
-                "spec": {"title": "Hello", "pages": 1 + slot.number() % 2}});
+                "spec": {"title": title, "pages": 1 + slot.number() % 2}});
             [namespace, website]
         };
         self.namespaces().into_iter().flat_map(items).collect()
@@ -306,7 +330,7 @@ impl Operator<'_> {
 
     fn workload(self) -> Value {
         let mut workload = operator::workload(OperatorSpec { replicas: REPLICAS, ..PLAIN });
-        workload["spec"]["template"]["spec"]["containers"][0]["args"] = json!(all_arguments(&[GOOD]));
+        workload["spec"]["template"]["spec"]["containers"][0]["args"] = json!(all_arguments(&[self.good]));
         match self.kind {
             Kind::Deployment => {
                 let limits = json!({"maxSurge": 1, "maxUnavailable": 0});

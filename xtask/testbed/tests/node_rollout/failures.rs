@@ -1,19 +1,25 @@
 //! Bad versions get no further than their first step, and are taken back.
 
 use std::io::{Write as _, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use ctrlmesh_common::api::{RolloutStatus, TrialPhase};
 use ctrlmesh_runtime::sync::read;
 use ctrlmesh_testbed::is_full;
+use serde_json::json;
 
-use crate::bed::{self, GOOD, Kind, LONG_PAUSE, MANAGERS, Operator, PAUSE, REPLICAS};
+use crate::bed::{self, Kind, LONG_PAUSE, MANAGERS, Operator, PAUSE, QUIET, REPLICAS};
 use crate::mesh::until;
 use crate::pods::has;
 use crate::trial::RejectedTrial;
 
 /// A fault with which the operator writes nothing at all.
 const DEAF: &str = "deaf";
+
+/// What a version owns that is late.
+const LATE_SLOTS: usize = 8;
 
 /// The faults that ordinary runs try, and those of full runs.
 const FEW: [&str; 3] = ["hot", DEAF, "crash"];
@@ -35,13 +41,58 @@ fn each_bad_version_of_a_statefulset_is_taken_back() -> Result<()> {
     bed::case("bad-set", Kind::StatefulSet, LONG_PAUSE, |operator| all_are_taken_back(operator, &["hot", "crash"]))
 }
 
+#[test]
+fn a_version_that_is_late_is_taken_back() -> Result<()> {
+    if !bed::runs_in_full("a_version_that_is_late_is_taken_back")? {
+        return Ok(());
+    }
+    let _managers = read(&MANAGERS);
+    // It takes changes of some objects to know.
+    let steps = json!([{"slots": LATE_SLOTS, "pause": "300s"}, {"percent": 100, "pause": PAUSE}]);
+    bed::case_with("late", Kind::Deployment, QUIET, &steps, |operator| {
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let load = scope.spawn(|| operator.change_websites(&over));
+            let ends = EndsLoad(&over);
+            let late = is_late(operator);
+            drop(ends);
+            load.join().map_err(|_panic| anyhow!("the load panicked"))?.context("the load")?;
+            late
+        })?;
+        operator.witnessed()
+    })
+}
+
+/// Ends the load, also where the test panics.
+struct EndsLoad<'a>(&'a AtomicBool);
+
+impl Drop for EndsLoad<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn is_late(operator: Operator<'_>) -> Result<()> {
+    let good = operator.revision()?;
+    let bad = spoil(operator, "slow")?;
+    taken_back(operator, &good, &bad)?;
+    RejectedTrial::of(operator, &bad)?.stayed_in_first_step(operator, LATE_SLOTS)?;
+    let status = operator.until_rollout("a status", |_| true)?;
+    let message = &status.rejected[0].message;
+    ensure!(
+        message.contains("it wrote half of what changed up to "),
+        "it was taken back for something else: {message}"
+    );
+    Ok(writeln!(stderr(), "late: {message}")?)
+}
+
 fn all_are_taken_back(operator: Operator<'_>, faults: &[&str]) -> Result<()> {
     let good = operator.revision()?;
     for fault in faults {
         let bad = spoil(operator, fault)?;
         taken_back(operator, &good, &bad)?;
         let trial = RejectedTrial::of(operator, &bad)?;
-        let writes = trial.stayed_in_first_step(operator)?;
+        let writes = trial.stayed_in_first_step(operator, 1)?;
         ensure!(writes > 0 || *fault == DEAF, "nobody saw what {fault} does: it wrote nothing");
         let (kind, took) = (operator.kind, trial.returned_within());
         writeln!(
@@ -54,7 +105,7 @@ fn all_are_taken_back(operator: Operator<'_>, faults: &[&str]) -> Result<()> {
 
 /// Gives the operator a fault: the bad revision.
 fn spoil(operator: Operator<'_>, fault: &str) -> Result<String> {
-    operator.change(&[GOOD, &format!("--fault={fault}")])?;
+    operator.change(&[operator.good, &format!("--fault={fault}")])?;
     operator.revision()
 }
 
@@ -72,7 +123,7 @@ fn is_rejected(status: &RolloutStatus, revision: &str) -> bool {
 
 /// Requires that the good version has everything.
 fn all_is_well(operator: Operator<'_>, good: &str) -> Result<()> {
-    ensure!(operator.has_arguments(&[GOOD])?, "the template is not the good one");
+    ensure!(operator.has_arguments(&[operator.good])?, "the template is not the good one");
     operator.rolled_out()?;
     operator.all_ready(good, REPLICAS)?;
     operator.owned_by(false)?;

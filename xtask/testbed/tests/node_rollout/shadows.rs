@@ -15,7 +15,7 @@ fn a_shadow_that_deletes_is_caught_and_a_good_one_is_promoted() -> Result<()> {
     let _managers = read(&MANAGERS);
     let steps = json!([{"percent": 25, "pause": LONG_PAUSE, "shadow": true}, {"slots": 1, "pause": PAUSE},
         {"percent": 100, "pause": PAUSE}]);
-    bed::case_with("shadow", Kind::Deployment, &steps, |operator| {
+    bed::case_with("shadow", Kind::Deployment, GOOD, &steps, |operator| {
         nothing_is_deleted(operator)?;
         shadow_is_promoted(operator)?;
         operator.witnessed()

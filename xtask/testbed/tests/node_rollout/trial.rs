@@ -62,11 +62,11 @@ impl RejectedTrial {
         })
     }
 
-    /// Requires that it owned nothing beyond its first step, and that its pods wrote only what was theirs there. Gives
-    /// how much they wrote.
-    pub(crate) fn stayed_in_first_step(&self, operator: Operator<'_>) -> Result<usize> {
+    /// Requires that it owned nothing beyond its first step of so many slots, and that its pods wrote only what was
+    /// theirs there. Gives how much they wrote.
+    pub(crate) fn stayed_in_first_step(&self, operator: Operator<'_>, slots: usize) -> Result<usize> {
         ensure!(self.last_step == 1, "it got to step {}", self.last_step);
-        ensure!(self.slots.len() == 1, "it owned slots {:?} in its first step", self.slots);
+        ensure!(self.slots.len() == slots, "it owned slots {:?} in its first step", self.slots);
         ensure!(!self.pods.is_empty(), "no pod of it may have written");
         let requests = mesh::requests(operator.space.cluster(), operator.space.name(), operator::NAME)?;
         let its = |one: &&AuditEvent| one.user.pod_uid().is_some_and(|uid| self.pods.contains(uid));
