@@ -4,24 +4,29 @@
 #![forbid(unsafe_code)]
 
 mod files;
+mod text;
+mod cluster;
 mod validate;
 mod compile;
 mod run;
 mod rollout;
+mod status;
+mod owner;
 
 use std::ffi::{OsStr, OsString};
-use std::io::{stdin, stdout};
+use std::io::{Write as _, stdin, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap_complete::Shell;
 use ctrlmesh_request::classify;
 use ctrlmesh_runtime::telemetry::{self, LogFormat};
 
 /// The file name under which `kubectl` finds the program as its plugin.
 const PLUGIN: &str = "kubectl-ctrlmesh";
 
-/// Runs any operator through a shard, checks ShardingConfigs, and follows canary upgrades
+/// Runs any operator through a shard, checks ShardingConfigs, shows how they stand, and follows canary upgrades
 #[derive(Debug, Parser)]
 #[command(name = "ctrlmesh", version)]
 struct Arguments {
@@ -40,12 +45,26 @@ enum Command {
     Validate(validate::Validate),
     /// Print the policy of every pod in files, without a cluster. Exits with 1 if something is wrong
     Compile(compile::Compile),
+    /// Show roots with their shards, pods, slots, open breakers and trials, and what is wrong with them
+    Status(status::Arguments),
+    /// Show which shard of each root an object belongs to, by which rule, and which pods work for that shard
+    Owner(owner::Arguments),
     /// Show canary upgrades of operators, and go on with one or end one
     Rollout(rollout::Arguments),
     /// Print how the API server classifies each `METHOD TARGET` line on standard input, as one JSON object a line
     Classify,
+    /// Print a script by which a shell completes commands and flags
+    Completion(CompletionArgs),
     /// Redirect the connections of a cgroup to a proxy by hand, with eBPF
     Intercept(ctrlmesh_intercept::command::Arguments),
+}
+
+/// What `completion` is told.
+#[derive(Args, Debug)]
+struct CompletionArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
 }
 
 /// The command line, for pages that are generated from it.
@@ -65,14 +84,29 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Child(arguments) => return Ok(run::become_command(arguments)),
         Command::Validate(validate) => return validate.run(),
         Command::Compile(compile) => return compile.run(),
+        Command::Status(arguments) => status::run(&arguments)?,
+        Command::Owner(arguments) => owner::run(&arguments)?,
         Command::Rollout(arguments) => rollout::run(arguments)?,
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
+        Command::Completion(arguments) => {
+            // Into memory: with a pipe that ends early it would panic.
+            let mut script = Vec::new();
+            clap_complete::generate(arguments.shell, &mut visible(), "ctrlmesh", &mut script);
+            stdout().lock().write_all(&script)?;
+        }
         Command::Intercept(arguments) => {
             telemetry::init(LogFormat::Text)?;
             ctrlmesh_intercept::command::run(arguments)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command line without what is hidden, which shells would complete.
+fn visible() -> clap::Command {
+    let all = command();
+    let visible = all.get_subcommands().filter(|one| !one.is_hide_set()).cloned();
+    clap::Command::new("ctrlmesh").version(env!("CARGO_PKG_VERSION")).subcommands(visible)
 }
 
 /// The command line, which calls itself as the user calls it.
@@ -83,11 +117,26 @@ fn named(program: Option<&OsStr>) -> clap::Command {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn every_shell_gets_a_script_with_all_commands() {
+        for shell in Shell::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut visible(), "ctrlmesh", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            for word in ["rollout", "status", "owner", "all-namespaces"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+            assert!(!script.contains(run::CHILD), "{shell}");
+        }
     }
 
     #[test]

@@ -14,18 +14,16 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use jiff::Timestamp;
+use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
-use rustls::crypto::aws_lc_rs;
-use serde::Serialize;
-use tokio::runtime::Builder;
 use tokio::time::{self, Instant};
 
 pub(crate) use self::args::Arguments;
-use self::args::{ClusterArgs, Command, Format, ReportArgs, StatusArgs};
+use self::args::{Command, ReportArgs, StatusArgs};
 use self::error::RolloutError;
 use self::request::Verb;
+use crate::cluster::{self, ClusterArgs, Connection};
+use crate::text;
 
 /// Who has written the annotation, as `managedFields` shows it.
 const FIELD_MANAGER: &str = "ctrlmesh-rollout";
@@ -35,9 +33,6 @@ const WITHIN: Duration = Duration::from_secs(10);
 
 /// Between two looks at the status meanwhile.
 const PERIOD: Duration = Duration::from_millis(250);
-
-/// Limit for one answer of the API server.
-const ANSWER: Duration = Duration::from_secs(30);
 
 /// The ShardingConfigs of one namespace.
 struct Roots {
@@ -58,11 +53,8 @@ struct Request<'a> {
 /// # Errors
 /// Why not, and what to do about it.
 pub(crate) fn run(arguments: Arguments) -> Result<(), RolloutError> {
-    // Fails only if it is installed already.
-    drop(aws_lc_rs::default_provider().install_default());
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(RolloutError::Runtime)?;
-    let text = runtime.block_on(Box::pin(carry_out(&arguments.command)))?;
-    write!(stdout().lock(), "{text}")?;
+    let printed = cluster::block_on(carry_out(&arguments.command))?;
+    write!(stdout().lock(), "{printed}")?;
     Ok(())
 }
 
@@ -95,7 +87,7 @@ async fn show(arguments: &StatusArgs) -> Result<String, RolloutError> {
     };
     let root = roots.get(name).await?;
     match (arguments.output, request::status(&root)) {
-        (Some(format), status) => print(format, status?),
+        (Some(format), status) => Ok(text::document(format, status?)?),
         (None, Err(RolloutError::NoStatus { .. })) => Ok(screen(&root)),
         (None, status) => status.map(|_| screen(&root)),
     }
@@ -109,14 +101,10 @@ async fn tell(arguments: &ReportArgs) -> Result<String, RolloutError> {
         let (namespace, name) = (roots.namespace.clone(), arguments.root.clone());
         RolloutError::NoReport { namespace, name }
     })?;
-    arguments.output.map_or_else(|| Ok(render::report(&root, report)), |format| print(format, report))
-}
-
-fn print(format: Format, part: &impl Serialize) -> Result<String, RolloutError> {
-    match format {
-        Format::Json => Ok(serde_json::to_string_pretty(part)? + "\n"),
-        Format::Yaml => serde_saphyr::to_string(part).map_err(|error| RolloutError::Yaml(error.into())),
-    }
+    Ok(match arguments.output {
+        Some(format) => text::document(format, report)?,
+        None => render::report(&root, report),
+    })
 }
 
 fn screen(root: &ShardingConfig) -> String {
@@ -127,10 +115,7 @@ fn screen(root: &ShardingConfig) -> String {
 
 impl Roots {
     async fn open(cluster: &ClusterArgs) -> Result<Self, RolloutError> {
-        let mut config = config(cluster).await?;
-        config.read_timeout = Some(ANSWER);
-        let namespace = cluster.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(RolloutError::Client)?;
+        let Connection { client, namespace } = Connection::of(cluster).await?;
         Ok(Self { api: Api::namespaced(client, &namespace), namespace })
     }
 
@@ -182,19 +167,4 @@ impl Roots {
     fn unread(&self, source: kube::Error) -> RolloutError {
         RolloutError::Read { namespace: self.namespace.clone(), source }
     }
-}
-
-/// As kubectl finds it.
-async fn config(cluster: &ClusterArgs) -> Result<Config, RolloutError> {
-    let options = KubeConfigOptions { context: cluster.context.clone(), ..KubeConfigOptions::default() };
-    if let Some(path) = &cluster.kubeconfig {
-        let failed = |source| RolloutError::Kubeconfig { path: path.clone(), source: Box::new(source) };
-        let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-        return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed);
-    }
-    if cluster.context.is_some() {
-        let config = Config::from_kubeconfig(&options).await;
-        return config.map_err(|source| RolloutError::Context(Box::new(source)));
-    }
-    Config::infer().await.map_err(|source| RolloutError::NoCluster(Box::new(source)))
 }

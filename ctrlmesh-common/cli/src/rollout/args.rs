@@ -1,8 +1,9 @@
 //! The arguments of `rollout`.
 
-use std::path::PathBuf;
+use clap::{ArgAction, Args, Subcommand};
 
-use clap::{ArgAction, Args, Subcommand, ValueEnum};
+use crate::cluster::ClusterArgs;
+use crate::text::Format;
 
 /// What `rollout` is told.
 #[derive(Args, Debug)]
@@ -88,27 +89,6 @@ pub(super) struct WaitArgs {
         default_missing_value = "true"
     )]
     pub(super) wait: bool,
-}
-
-/// As kubectl has them.
-#[derive(Args, Debug)]
-pub(super) struct ClusterArgs {
-    /// Namespace of the root. The default is that of the kubeconfig's context
-    #[arg(short, long, value_name = "NAMESPACE")]
-    pub(super) namespace: Option<String>,
-    /// Kubeconfig of the cluster. The default is KUBECONFIG, then ~/.kube/config, then the pod's service account
-    #[arg(long, value_name = "FILE")]
-    pub(super) kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig, in the place of the current one
-    #[arg(long, value_name = "NAME")]
-    pub(super) context: Option<String>,
-}
-
-/// How a part of the status is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
-    Json,
-    Yaml,
 }
 
 #[cfg(test)]

@@ -1,23 +1,16 @@
 //! Why a rollout cannot be shown or changed, and what to do about it.
 
 use std::io;
-use std::path::PathBuf;
 
 use ctrlmesh_common::names::annotation;
-use kube::config::{InferConfigError, KubeconfigError};
+
+use crate::cluster::ClusterError;
+use crate::text::DocumentError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RolloutError {
-    #[error("read the kubeconfig `{path}`")]
-    Kubeconfig { path: PathBuf, source: Box<KubeconfigError> },
-    #[error("take the context from the kubeconfig (does `kubectl config get-contexts` list it?)")]
-    Context(#[source] Box<KubeconfigError>),
-    #[error("find the cluster: name a --kubeconfig, or set KUBECONFIG")]
-    NoCluster(#[source] Box<InferConfigError>),
-    #[error("make a client of the API server")]
-    Client(#[source] kube::Error),
-    #[error("start the runtime")]
-    Runtime(#[source] io::Error),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     #[error(
         "read ShardingConfigs of namespace {namespace:?} (does `kubectl -n {namespace} get shardingconfigs` work?)"
     )]
@@ -26,10 +19,8 @@ pub(crate) enum RolloutError {
     Write { namespace: String, name: String, source: kube::Error },
     #[error("print")]
     Print(#[from] io::Error),
-    #[error("print status.rollout as JSON")]
-    Json(#[from] serde_json::Error),
-    #[error("print status.rollout as YAML")]
-    Yaml(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Document(#[from] DocumentError),
     #[error(
         "there is no ShardingConfig {name:?} in namespace {namespace:?}: `ctrlmesh rollout status -n {namespace}` lists the roots with a rollout"
     )]

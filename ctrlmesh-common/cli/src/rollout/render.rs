@@ -6,6 +6,8 @@ use ctrlmesh_common::api::{Rollout, RolloutStatus, Root, ShadowReport, ShardingC
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
+use crate::text::{described, duration, line, since, table, workload};
+
 /// The condition and the reason by which the manager says that a workload cannot hold new versions back.
 const CANNOT_HOLD: (&str, &str) = ("Progressing", "StrategyCannotHold");
 
@@ -161,14 +163,6 @@ fn rejected(status: &RolloutStatus, now: Timestamp) -> String {
     format!("\nRejected:\n{}", table(&rows, "  "))
 }
 
-fn workload(rule: &Root) -> String {
-    match (&rule.target_deployment, &rule.target_stateful_set) {
-        (Some(name), _) => format!("Deployment {name}"),
-        (None, Some(name)) => format!("StatefulSet {name}"),
-        (None, None) => "no workload".to_owned(),
-    }
-}
-
 fn obstacle(root: &ShardingConfig) -> Option<String> {
     let conditions = root.status.iter().flat_map(|status| &status.conditions);
     let mut found = conditions.filter(|one| (one.type_.as_str(), one.reason.as_str()) == CANNOT_HOLD);
@@ -177,44 +171,6 @@ fn obstacle(root: &ShardingConfig) -> Option<String> {
 
 fn steps(rule: &Root) -> usize {
     rule.rollout.as_ref().map_or(0, |rollout| rollout.steps().len())
-}
-
-fn described(fields: &[(&str, String)]) -> String {
-    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or_default() + 1;
-    let lines = fields.iter().map(|(name, value)| format!("{:<width$} {value}\n", format!("{name}:")));
-    lines.collect::<Vec<_>>().concat()
-}
-
-/// Columns with three spaces between them, as kubectl has them. The last one is as wide as it is.
-fn table(rows: &[Vec<String>], indent: &str) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
-    let lines = rows.iter().map(|row| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("{indent}{}\n", cells.collect::<Vec<_>>().join("   ").trim_end())
-    });
-    lines.collect::<Vec<_>>().concat()
-}
-
-/// A message in one line.
-fn line(message: &str) -> String {
-    message.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-fn since(then: Timestamp, now: Timestamp) -> String {
-    duration(u64::try_from(now.duration_since(then).as_secs()).unwrap_or_default())
-}
-
-/// Two units at most, as kubectl says ages.
-fn duration(seconds: u64) -> String {
-    let (large, small, units) = match seconds {
-        0..60 => return format!("{seconds}s"),
-        60..3600 => (seconds / 60, seconds % 60, ["m", "s"]),
-        3600..86400 => (seconds / 3600, seconds % 3600 / 60, ["h", "m"]),
-        _ => (seconds / 86400, 0, ["d", ""]),
-    };
-    if small == 0 { format!("{large}{}", units[0]) } else { format!("{large}{}{small}{}", units[0], units[1]) }
 }
 
 #[cfg(test)]

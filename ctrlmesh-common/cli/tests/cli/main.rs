@@ -10,3 +10,4 @@ mod run_command;
 mod run_explained;
 mod run_refused;
 mod run_terminal;
+mod status;

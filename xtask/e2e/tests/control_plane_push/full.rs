@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::bed::{AUDIENCE, eventually};
+use crate::commands::{printed, printed_in};
 use crate::follow::operator;
 use crate::process::{ProxySettings, Replica, Sidecar};
 use crate::token::{self, TestPod};
@@ -175,6 +176,26 @@ async fn until_connected(sidecars: &[Sidecar]) {
     }
 }
 
+/// Requires that the commands show what the root, whose canary owns `team-3`, has come to.
+async fn shown_by_commands(cluster: &ControlPlane) {
+    let list = eventually("a root that is well", async || {
+        Some(printed(cluster, &["status"])).filter(|list| list.contains("all is well"))
+    });
+    let list = list.await;
+    let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..6], [ROOT, "StatefulSet", "op", "2", "2/2", "32/32"], "{list}");
+    let screen = printed(cluster, &["status", ROOT, "--output", "wide"]);
+    assert!(screen.contains("op-0-canary") && screen.contains("team-3"), "{screen}");
+    for team in TEAMS {
+        let owner = ["owner", "cm", "object", "--output", "json"];
+        let owner: Value = serde_json::from_str(&printed_in(cluster, team, &owner)).unwrap();
+        let root = &owner["roots"][0];
+        let (rule, pod) = if team == "team-3" { ("Namespace", "op-0") } else { ("Slot", "op-1") };
+        assert_eq!((&root["rule"], &root["pods"][0]["name"]), (&json!(rule), &json!(pod)), "{owner}");
+        assert_eq!(owner["missingLabels"], json!([]), "{owner}");
+    }
+}
+
 #[tokio::test]
 async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
@@ -192,6 +213,7 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let canary: Teams = ["team-3".to_owned()].into();
     parted(&clients, |one, _| *one == canary).await;
     eventually("status to say so", async || programmed(&client).await).await;
+    shown_by_commands(&cluster).await;
 
     replica.program().kill();
     parted(&clients, |one, _| *one == canary).await;

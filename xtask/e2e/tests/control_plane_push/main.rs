@@ -9,6 +9,7 @@ mod audit;
 mod bed;
 mod budgets;
 mod comeback;
+mod commands;
 mod dead;
 mod faults;
 mod follow;

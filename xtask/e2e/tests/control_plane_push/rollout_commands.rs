@@ -1,7 +1,5 @@
 //! `ctrlmesh rollout` asks a manager that leads, and shows what comes of it.
 
-use std::process::{Command, Output};
-
 use ctrlmesh_common::api::{RolloutStatus, ShardingConfig, TrialPhase};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::core::v1::Pod;
@@ -10,6 +8,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::bed::eventually;
+use crate::commands::{output, printed};
 use crate::full::{OPERATOR, ROOT, SYSTEM, divide_with, world};
 use crate::process::Replica;
 use crate::token;
@@ -54,21 +53,6 @@ fn is_in(status: &RolloutStatus, phase: TrialPhase) -> bool {
     status.trial.as_ref().is_some_and(|trial| trial.revision == NEW && trial.phase == phase)
 }
 
-/// `ctrlmesh rollout` with these arguments.
-fn output(cluster: &ControlPlane, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_e2e-ctrlmesh"));
-    command.arg("rollout").args(arguments).args(["--namespace", OPERATOR, "--kubeconfig"]).arg(cluster.kubeconfig());
-    command.output().unwrap()
-}
-
-/// What it prints.
-fn printed(cluster: &ControlPlane, arguments: &[&str]) -> String {
-    let output = output(cluster, arguments);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
 #[tokio::test]
 async fn a_trial_is_shown_promoted_and_aborted_by_commands() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
@@ -77,19 +61,20 @@ async fn a_trial_is_shown_promoted_and_aborted_by_commands() {
     let replica = Replica::start(&cluster, SYSTEM, &[]).await;
     replica.until_ready().await;
     apply(&client).await;
-    let screen = printed(&cluster, &["status", ROOT]);
+    let screen = printed(&cluster, &["rollout", "status", ROOT]);
     assert!(screen.contains("StatefulSet op") && screen.contains("none yet"), "{screen}");
     begin_trial(&client).await;
-    let list = printed(&cluster, &["status"]);
+    let list = printed(&cluster, &["rollout", "status"]);
     let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row[..5], [ROOT, OLD, NEW, "Analysing", "1/3"], "{list}");
 
     // Each command returns when the manager has carried it out.
-    let said = printed(&cluster, &["promote", ROOT]);
+    let said = printed(&cluster, &["rollout", "promote", ROOT]);
     assert!(said.starts_with(&format!("revision {NEW}: Analysing, step 2 of 3")), "{said}");
-    let status: Value = serde_json::from_str(&printed(&cluster, &["status", ROOT, "--output", "json"])).unwrap();
+    let status: Value =
+        serde_json::from_str(&printed(&cluster, &["rollout", "status", ROOT, "--output", "json"])).unwrap();
     assert_eq!((&status["trial"]["step"], &status["promoted"]), (&json!(2), &json!(OLD)), "{status}");
-    let said = printed(&cluster, &["abort", ROOT]);
+    let said = printed(&cluster, &["rollout", "abort", ROOT]);
     assert!(said.starts_with(&format!("revision {NEW}: Held")), "{said}");
     let status = until(&client, "the trial to be held", |status| is_in(status, TrialPhase::Held)).await;
     assert_eq!(status.rejected[0].revision, NEW);
@@ -99,17 +84,17 @@ async fn a_trial_is_shown_promoted_and_aborted_by_commands() {
         let counted = async || replica.metric(&one).await.filter(|count| (count - 1.0).abs() < f64::EPSILON);
         eventually(&one, counted).await;
     }
-    let screen = printed(&cluster, &["status", ROOT]);
+    let screen = printed(&cluster, &["rollout", "status", ROOT]);
     assert!(screen.contains("Rejected:") && screen.contains("somebody aborted it"), "{screen}");
     // It is tried again.
-    printed(&cluster, &["promote", ROOT, "--revision", NEW]);
+    printed(&cluster, &["rollout", "promote", ROOT, "--revision", NEW]);
     let status = until(&client, "another trial", |status| is_in(status, TrialPhase::Analysing)).await;
     assert!(status.rejected.is_empty(), "{status:?}");
 
-    let refused = output(&cluster, &["promote", ROOT, "--revision", "op-none"]);
+    let refused = output(&cluster, &["rollout", "promote", ROOT, "--revision", "op-none"]);
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && error.contains("op-none"), "{error}");
-    let refused = output(&cluster, &["abort", "nothing"]);
+    let refused = output(&cluster, &["rollout", "abort", "nothing"]);
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && error.contains("nothing") && error.contains(OPERATOR), "{error}");
 }

@@ -1,0 +1,90 @@
+//! Reaches the API server as kubectl does.
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+use rustls::crypto::aws_lc_rs;
+use tokio::runtime::Builder;
+
+/// Limit for one answer of the API server.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// As kubectl has them.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ClusterArgs {
+    /// Namespace of the root, or of the object. The default is that of the kubeconfig's context
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub(crate) namespace: Option<String>,
+    /// Kubeconfig of the cluster. The default is KUBECONFIG, then ~/.kube/config, then the pod's service account
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, in the place of the current one
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+}
+
+/// Why the API server cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClusterError {
+    #[error("read the kubeconfig `{path}`")]
+    Kubeconfig { path: PathBuf, source: Box<KubeconfigError> },
+    #[error("take the context from the kubeconfig (does `kubectl config get-contexts` list it?)")]
+    Context(#[source] Box<KubeconfigError>),
+    #[error("find the cluster: name a --kubeconfig, or set KUBECONFIG")]
+    NoCluster(#[source] Box<InferConfigError>),
+    #[error("make a client of the API server")]
+    Client(#[source] kube::Error),
+    #[error("start the runtime")]
+    Runtime(#[source] io::Error),
+}
+
+/// A client, and the namespace that commands are about.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+}
+
+impl Connection {
+    /// Opens no connection yet.
+    ///
+    /// # Errors
+    /// Where there is no kubeconfig, or it cannot be used.
+    pub(crate) async fn of(cluster: &ClusterArgs) -> Result<Self, ClusterError> {
+        let mut config = config(cluster).await?;
+        config.read_timeout = Some(ANSWER);
+        let namespace = cluster.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        Ok(Self { client: Client::try_from(config).map_err(ClusterError::Client)?, namespace })
+    }
+}
+
+/// Runs a command that asks the API server.
+///
+/// # Errors
+/// Where there is no runtime for it, and its own.
+pub(crate) fn block_on<T, E: From<ClusterError>>(command: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    // Fails only if it is installed already.
+    drop(aws_lc_rs::default_provider().install_default());
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(ClusterError::Runtime)?;
+    runtime.block_on(Box::pin(command))
+}
+
+/// As kubectl finds it.
+async fn config(cluster: &ClusterArgs) -> Result<Config, ClusterError> {
+    let options = KubeConfigOptions { context: cluster.context.clone(), ..KubeConfigOptions::default() };
+    if let Some(path) = &cluster.kubeconfig {
+        let failed = |source| ClusterError::Kubeconfig { path: path.clone(), source: Box::new(source) };
+        let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+        return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed);
+    }
+    if cluster.context.is_some() {
+        let config = Config::from_kubeconfig(&options).await;
+        return config.map_err(|source| ClusterError::Context(Box::new(source)));
+    }
+    Config::infer().await.map_err(|source| ClusterError::NoCluster(Box::new(source)))
+}

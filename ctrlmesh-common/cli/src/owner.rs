@@ -1,0 +1,97 @@
+//! `ctrlmesh owner`: shows which shard an object belongs to, and who works for that shard.
+//!
+//! It asks the API server only, with the rights of whoever calls it.
+
+mod args;
+mod owners;
+mod render;
+mod resource;
+
+use std::io;
+use std::io::{Write as _, stdout};
+
+use ctrlmesh_common::api::{ManagerState, ShardingConfig};
+use ctrlmesh_manager::rules::label_scheme::{Scheme, SchemeError};
+use ctrlmesh_manager::rules::shard::Labelling;
+use jiff::Timestamp;
+use kube::api::{DynamicObject, ListParams};
+use kube::{Api, Client};
+
+pub(crate) use self::args::Arguments;
+use self::owners::{Object, Owners};
+use crate::cluster::{self, ClusterError, Connection};
+use crate::text::{self, DocumentError};
+
+/// The only `ManagerState`.
+const MANAGER: &str = "ctrlmesh-manager";
+
+/// Why an owner cannot be shown, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OwnerError {
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("ask the API server which resources it has (does `kubectl api-resources` work?)")]
+    Discovery(#[source] kube::Error),
+    #[error("the API server has no resource {word:?}: `kubectl api-resources` lists them")]
+    NoSuchResource { word: String },
+    #[error("read {resource} {name:?} (does `kubectl get {resource} {name}` work?)")]
+    Object { resource: String, name: String, source: kube::Error },
+    #[error("there are no {resource} with the name {name:?}{}", namespace.as_ref().map_or_else(String::new, |it| format!(" in namespace {it:?}")))]
+    NoSuchObject { resource: String, name: String, namespace: Option<String> },
+    #[error("read the ShardingConfigs of all namespaces (does `kubectl get shardingconfigs -A` work?)")]
+    Roots(#[source] kube::Error),
+    #[error("read by which labels objects are shared out (does `kubectl get managerstates` work?)")]
+    ManagerState(#[source] kube::Error),
+    #[error(
+        "read the labels in ManagerState {MANAGER}: perhaps a newer manager wrote them; take `ctrlmesh` of its version"
+    )]
+    Labels(#[from] SchemeError),
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error("print")]
+    Print(#[from] io::Error),
+}
+
+/// Carries out the command.
+///
+/// # Errors
+/// Why not, and what to do about it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), OwnerError> {
+    let owners = cluster::block_on(find(arguments))?;
+    let printed = match arguments.output {
+        Some(format) => text::document(format, &owners)?,
+        None => render::screen(&owners, Timestamp::now()),
+    };
+    Ok(write!(stdout().lock(), "{printed}")?)
+}
+
+async fn find(arguments: &Arguments) -> Result<Owners, OwnerError> {
+    let Connection { client, namespace } = Connection::of(&arguments.cluster).await?;
+    let word = &arguments.resource;
+    let found = resource::find(&client, word).await.map_err(OwnerError::Discovery)?;
+    let resource = found.ok_or_else(|| OwnerError::NoSuchResource { word: word.clone() })?;
+    let namespace = resource.namespaced.then_some(namespace);
+    let (plural, name) = (resource.api.plural.clone(), arguments.name.clone());
+    let objects: Api<DynamicObject> = match &namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource.api),
+        None => Api::all_with(client.clone(), &resource.api),
+    };
+    let read = objects.get_metadata_opt(&name).await;
+    let read = read.map_err(|source| OwnerError::Object { resource: plural.clone(), name: name.clone(), source })?;
+    let Some(object) = read else {
+        return Err(OwnerError::NoSuchObject { resource: plural, name, namespace });
+    };
+    let labels = object.metadata.labels.unwrap_or_default();
+    let object = Object { group: resource.api.group, resource: plural, namespace, name, labels };
+    let configs: Api<ShardingConfig> = Api::all(client.clone());
+    let configs = configs.list(&ListParams::default()).await.map_err(OwnerError::Roots)?.items;
+    Ok(owners::owners(object, &configs, &labelling(&client).await?))
+}
+
+/// By which labels objects are shared out: the default ones, where no manager has said.
+async fn labelling(client: &Client) -> Result<Labelling, OwnerError> {
+    let states: Api<ManagerState> = Api::all(client.clone());
+    let state = states.get_opt(MANAGER).await.map_err(OwnerError::ManagerState)?;
+    let labels = state.and_then(|state| state.status?.labels);
+    Ok(labels.map(|labels| Scheme::read(&labels)).transpose()?.map(|scheme| scheme.in_force).unwrap_or_default())
+}

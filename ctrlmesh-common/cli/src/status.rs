@@ -1,0 +1,143 @@
+//! `ctrlmesh status`: shows how the roots of a cluster stand, on one screen.
+//!
+//! It asks the API server only, with the rights of whoever calls it.
+
+mod args;
+pub(crate) mod overview;
+mod render;
+
+use std::io::{IsTerminal as _, Write as _, stderr, stdout};
+use std::time::Duration;
+use std::{fmt, io};
+
+use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
+use jiff::Timestamp;
+use kube::api::ListParams;
+use kube::{Api, Client};
+use tokio::time;
+
+pub(crate) use self::args::Arguments;
+use self::args::Output;
+use self::overview::RootOverview;
+use crate::cluster::{self, ClusterError, Connection};
+use crate::text::{self, DocumentError, Format};
+
+/// Between two looks with `--watch`.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// Puts a terminal's cursor where the screen begins, and clears the screen.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Why roots cannot be shown, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StatusError {
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("read {kind} of {place} (does `kubectl get {kind}` work there?)")]
+    Read { kind: &'static str, place: Place, source: kube::Error },
+    #[error("there is no root {name:?} in {place}: `ctrlmesh status -A` lists the roots of all namespaces")]
+    NoSuchRoot { name: String, place: Place },
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error("print")]
+    Print(#[from] io::Error),
+}
+
+/// Where roots are looked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// `None`: everywhere.
+    namespace: Option<String>,
+}
+
+/// Carries out the command.
+///
+/// # Errors
+/// Why not, and what to do about it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), StatusError> {
+    cluster::block_on(show(arguments))
+}
+
+async fn show(arguments: &Arguments) -> Result<(), StatusError> {
+    let Connection { client, namespace } = Connection::of(&arguments.cluster).await?;
+    let place = Place { namespace: (!arguments.all_namespaces).then_some(namespace) };
+    let format = arguments.output.and_then(Output::format);
+    let is_screen = arguments.watch && stdout().is_terminal() && format.is_none();
+    let mut last = String::new();
+    loop {
+        let roots = match read(&client, &place, arguments.root.as_deref()).await {
+            // The API server may be away for a while.
+            Err(error @ StatusError::Read { .. }) if !last.is_empty() => {
+                writeln!(stderr(), "{:#}", anyhow::Error::from(error))?;
+                time::sleep(PERIOD).await;
+                continue;
+            }
+            read => read?,
+        };
+        // Ages are no change, but a screen shows them.
+        let state = format!("{:?}", roots.iter().map(RootOverview::without_ages).collect::<Vec<_>>());
+        if is_screen || state != last {
+            let between = match format {
+                _ if is_screen => CLEAR,
+                Some(Format::Yaml) if arguments.watch => "---\n",
+                _ => "",
+            };
+            write!(stdout().lock(), "{between}{}", print(arguments, &place, &roots)?)?;
+            stdout().flush()?;
+            last = state;
+        }
+        if !arguments.watch {
+            return Ok(());
+        }
+        time::sleep(PERIOD).await;
+    }
+}
+
+/// What there is to show.
+async fn read(client: &Client, place: &Place, root: Option<&str>) -> Result<Vec<RootOverview>, StatusError> {
+    let params = ListParams::default();
+    let failed = |kind| move |source| StatusError::Read { kind, place: place.clone(), source };
+    let (configs, breakers): (Api<ShardingConfig>, Api<CircuitBreaker>) = match &place.namespace {
+        Some(namespace) => (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace)),
+        None => (Api::all(client.clone()), Api::all(client.clone())),
+    };
+    let configs = configs.list(&params).await.map_err(failed("shardingconfigs"))?.items;
+    // They are an extra: whoever may not read them sees the rest.
+    let breakers = breakers.list(&params).await.map(|list| list.items).unwrap_or_default();
+    let mut roots = overview::overviews(&configs, &breakers);
+    if let Some(name) = root {
+        roots.retain(|root| root.name == name);
+        if roots.is_empty() {
+            return Err(StatusError::NoSuchRoot { name: name.to_owned(), place: place.clone() });
+        }
+    }
+    Ok(roots)
+}
+
+fn print(arguments: &Arguments, place: &Place, roots: &[RootOverview]) -> Result<String, StatusError> {
+    if let Some(format) = arguments.output.and_then(Output::format) {
+        return Ok(match roots {
+            [root] if arguments.root.is_some() => text::document(format, root)?,
+            _ => text::document(format, &roots)?,
+        });
+    }
+    let is_wide = arguments.output == Some(Output::Wide);
+    Ok(match roots {
+        [root] if arguments.root.is_some() => render::screen(root, is_wide, Timestamp::now()),
+        [] => format!("there is no root in {place}\n"),
+        _ if is_wide => {
+            let screens: Vec<_> = roots.iter().map(|root| render::screen(root, true, Timestamp::now())).collect();
+            screens.join("\n")
+        }
+        _ => render::list(roots, place.namespace.is_none()),
+    })
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(out, "namespace {namespace:?}"),
+            None => out.write_str("any namespace"),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `ctrlmesh status` before a scripted API server.
+
+use std::process::{Command, Output};
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::harness::pki::Pki;
+use crate::harness::run::{Bed, output, stderr, stdout};
+use crate::harness::upstream::{Upstream, whole};
+
+const GROUP: &str = "/apis/ctrlmesh.kusionstack.io/v1alpha1";
+
+fn list(kind: &str, items: &Value) -> Value {
+    json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": format!("{kind}List"), "metadata": {},
+        "items": items})
+}
+
+/// An API server with root `web` in namespace `ops`, which lets nobody read CircuitBreakers of `closed`.
+async fn bed() -> Bed {
+    let pki = Pki::new();
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| {
+        let path = seen.target.split('?').next().unwrap_or_default().strip_prefix(GROUP).unwrap_or_default();
+        let rule = json!({"prefix": "web", "targetDeployment": "web"});
+        let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+            "metadata": {"namespace": "ops", "name": "web"}, "spec": {"root": rule}});
+        let (status, answer) = match path {
+            "/shardingconfigs" | "/namespaces/ops/shardingconfigs" => {
+                (StatusCode::OK, list("ShardingConfig", &json!([root])))
+            }
+            "/circuitbreakers" | "/namespaces/ops/circuitbreakers" | "/namespaces/empty/circuitbreakers" => {
+                (StatusCode::OK, list("CircuitBreaker", &json!([])))
+            }
+            "/namespaces/empty/shardingconfigs" | "/namespaces/closed/shardingconfigs" => {
+                (StatusCode::OK, list("ShardingConfig", &json!([])))
+            }
+            _ => {
+                let refused = json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403,
+                    "message": "not for you"});
+                (StatusCode::FORBIDDEN, refused)
+            }
+        };
+        async move { whole(status, answer.to_string()) }
+    });
+    let bed = Bed { upstream: upstream.await, pki };
+    bed.kubeconfig(json!({"certificate-authority": "real.crt"}), json!({"token": "secret"}));
+    bed
+}
+
+async fn status(bed: &Bed, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
+    command.arg("status").args(arguments).env("KUBECONFIG", bed.file()).env_remove("RUST_BACKTRACE");
+    output(command).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn roots_are_listed_shown_and_printed() {
+    let bed = bed().await;
+    let listed = stdout(&status(&bed, &["-A"]).await);
+    assert!(listed.starts_with("NAMESPACE   NAME   WORKLOAD"), "{listed}");
+    assert!(listed.contains("ops         web    Deployment web   0 "), "{listed}");
+    let screen = stdout(&status(&bed, &["web"]).await);
+    assert!(screen.starts_with("Root:  ops/web, Deployment web\nEpoch: none yet\n"), "{screen}");
+    let one: Value = serde_json::from_str(&stdout(&status(&bed, &["web", "-o", "json"]).await)).unwrap();
+    assert_eq!((&one["name"], one["unownedSlots"].as_array().map(Vec::len)), (&json!("web"), Some(32)));
+    let all: Value = serde_json::from_str(&stdout(&status(&bed, &["-o", "json"]).await)).unwrap();
+    assert_eq!(all[0], one);
+    let nothing = stdout(&status(&bed, &["-n", "empty"]).await);
+    assert_eq!(nothing.trim_end(), "there is no root in namespace \"empty\"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_shown_says_what_to_do() {
+    let bed = bed().await;
+    for (arguments, says) in [
+        (["other", "-n", "ops"], "there is no root \"other\" in namespace \"ops\": `ctrlmesh status -A` lists"),
+        (["web", "-n", "secret"], "does `kubectl get shardingconfigs` work there?"),
+        (["-A", "-n", "ops"], "cannot be used with"),
+    ] {
+        let refused = status(&bed, &arguments).await;
+        let error = stderr(&refused);
+        assert!(!refused.status.success() && error.contains(says), "{arguments:?}: {error}");
+    }
+}
