@@ -329,8 +329,8 @@ impl Watch {
         let Some((encoding, frames)) = &mut self.frames else { return Some(Ok(Frame::data(data))) };
         let (changes, counted) = (&self.session.traffic.changes, self.counted.as_deref());
         let encoding = *encoding;
+        let on_live = |frame: &[u8]| counted.into_iter().for_each(|kind| changes.shown_in(frame, encoding, kind));
         if let Some(renamer) = &mut self.rename {
-            let on_live = |frame: &[u8]| counted.into_iter().for_each(|kind| changes.shown_in(frame, encoding, kind));
             data = match renamer.rename_completed(&data, encoding, frames, on_live) {
                 Ok(data) => data,
                 Err(error) => return Some(Err(error)),
@@ -338,11 +338,7 @@ impl Watch {
             self.went_back &= data.is_empty();
             return (!data.is_empty()).then_some(Ok(Frame::data(data)));
         }
-        let fed = match counted {
-            Some(kind) => frames.feed_each(&data, |frame| changes.shown_in(frame, encoding, kind)),
-            None => frames.feed(&data),
-        };
-        let fed = match fed {
+        let fed = match frames.feed_each(&data, on_live) {
             Ok(fed) => fed,
             Err(error) => {
                 debug!(error = &error as &dyn std::error::Error, "watch is not made of frames");

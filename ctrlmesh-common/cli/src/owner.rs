@@ -11,6 +11,7 @@ use std::io;
 use std::io::{Write as _, stdout};
 
 use ctrlmesh_common::api::{ManagerState, ShardingConfig};
+use ctrlmesh_common::names::MANAGER_STATE;
 use ctrlmesh_manager::rules::label_scheme::{Scheme, SchemeError};
 use ctrlmesh_manager::rules::shard::Labelling;
 use jiff::Timestamp;
@@ -21,9 +22,6 @@ pub(crate) use self::args::Arguments;
 use self::owners::{Object, Owners};
 use crate::cluster::{self, ClusterError, Connection};
 use crate::text::{self, DocumentError};
-
-/// The only `ManagerState`.
-const MANAGER: &str = "ctrlmesh-manager";
 
 /// Why an owner cannot be shown, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -36,14 +34,17 @@ pub(crate) enum OwnerError {
     NoSuchResource { word: String },
     #[error("read {resource} {name:?} (does `kubectl get {resource} {name}` work?)")]
     Object { resource: String, name: String, source: kube::Error },
-    #[error("there are no {resource} with the name {name:?}{}", namespace.as_ref().map_or_else(String::new, |it| format!(" in namespace {it:?}")))]
+    #[error(
+        "there are no {resource} with the name {name:?}{}",
+        namespace.as_ref().map_or_else(String::new, |it| format!(" in namespace {it:?}"))
+    )]
     NoSuchObject { resource: String, name: String, namespace: Option<String> },
     #[error("read the ShardingConfigs of all namespaces (does `kubectl get shardingconfigs -A` work?)")]
     Roots(#[source] kube::Error),
     #[error("read by which labels objects are shared out (does `kubectl get managerstates` work?)")]
     ManagerState(#[source] kube::Error),
     #[error(
-        "read the labels in ManagerState {MANAGER}: perhaps a newer manager wrote them; take `ctrlmesh` of its version"
+        "read the labels in ManagerState {MANAGER_STATE}: perhaps a newer manager wrote them; take `ctrlmesh` of its version"
     )]
     Labels(#[from] SchemeError),
     #[error(transparent)]
@@ -91,7 +92,7 @@ async fn find(arguments: &Arguments) -> Result<Owners, OwnerError> {
 /// By which labels objects are shared out: the default ones, where no manager has said.
 async fn labelling(client: &Client) -> Result<Labelling, OwnerError> {
     let states: Api<ManagerState> = Api::all(client.clone());
-    let state = states.get_opt(MANAGER).await.map_err(OwnerError::ManagerState)?;
+    let state = states.get_opt(MANAGER_STATE).await.map_err(OwnerError::ManagerState)?;
     let labels = state.and_then(|state| state.status?.labels);
     Ok(labels.map(|labels| Scheme::read(&labels)).transpose()?.map(|scheme| scheme.in_force).unwrap_or_default())
 }

@@ -51,6 +51,11 @@ pub(crate) fn table(rows: &[Vec<String>], indent: &str) -> String {
     lines.collect::<Vec<_>>().concat()
 }
 
+/// What stands in the place of a value that there is not.
+pub(crate) fn dash() -> String {
+    "-".to_owned()
+}
+
 /// A message in one line.
 pub(crate) fn line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -231,8 +231,7 @@ fn numbers(new: &Sample, old: &Sample) -> String {
     numbers.push(both("watches", new.watches, old.watches));
     numbers.push(both("restarts", new.restarts, old.restarts));
     numbers.push(both("lost locks", new.lock_losses, old.lock_losses));
-    let sum = |one: &Sample| one.first_writes.iter().fold(0, |sum: u64, count| sum.saturating_add(*count));
-    numbers.push(both("first writes after changes", sum(new), sum(old)));
+    numbers.push(both("first writes after changes", new.all_first_writes(), old.all_first_writes()));
     if let Some((within, before)) = new.half_of_first_writes().zip(old.half_of_first_writes()) {
         numbers.push(format!("half of them within {within} s ({before} s)"));
     }
@@ -273,9 +272,13 @@ impl Sample {
         (self.timed >= MIN_TIMED).then(|| self.latency / timed)
     }
 
+    fn all_first_writes(&self) -> u64 {
+        self.first_writes.iter().fold(0, |all, count| all.saturating_add(*count))
+    }
+
     /// Within how many seconds after a change half of the first writes came; `None` where too few are known.
     pub fn half_of_first_writes(&self) -> Option<u64> {
-        let all = self.first_writes.iter().fold(0, |all: u64, count| all.saturating_add(*count));
+        let all = self.all_first_writes();
         let mut so_far = 0_u64;
         let half = self.first_writes.iter().position(|count| {
             so_far = so_far.saturating_add(*count);

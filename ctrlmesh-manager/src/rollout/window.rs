@@ -131,11 +131,11 @@ impl Window {
             self.last_old = Some(self.sample(old, old_objects, now));
         }
         let last_old = self.last_old.as_ref();
-        let is_compared = [Some(&new_sample), last_old]
-            .into_iter()
-            .all(|sample| sample.is_some_and(|sample| sample.half_of_first_writes().is_some()));
+        let is_known = |sample: &Sample| sample.half_of_first_writes().is_some();
+        let is_compared = is_known(&new_sample) && last_old.is_some_and(is_known);
+        let heard = new.iter().chain(old).filter(|(_, counts)| counts.traffic.since > 0);
         if now.saturating_duration_since(self.owned_since) >= SETTLES {
-            for (uid, counts) in new.iter().chain(old).filter(|(_, counts)| counts.traffic.since > 0) {
+            for (uid, counts) in heard.clone() {
                 if is_compared || !self.first_writes_before.contains_key(uid) {
                     self.first_writes_before.insert(uid.clone(), counts.traffic.clone());
                 }
@@ -145,7 +145,6 @@ impl Window {
         self.checked_at = now;
         if verdict != CheckVerdict::Inconclusive {
             self.began_at = now;
-            let heard = new.iter().chain(old).filter(|(_, counts)| counts.traffic.since > 0);
             self.before = heard.map(|(uid, counts)| (uid.clone(), counts.clone())).collect();
         }
         (verdict, message)

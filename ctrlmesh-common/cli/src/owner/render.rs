@@ -6,7 +6,8 @@ use ctrlmesh_common::ownership::UNSHARDED;
 use jiff::Timestamp;
 
 use super::owners::{Object, Owners, RootOwner, Rule};
-use crate::text::{described, since, table};
+use crate::status::overview::PodOverview;
+use crate::text::{described, table};
 
 /// One screen about an object.
 pub(super) fn screen(owners: &Owners, now: Timestamp) -> String {
@@ -55,13 +56,8 @@ fn of_root(root: &RootOwner, owners: &Owners, now: Timestamp) -> String {
             "no: resourceSelector leaves it out, so none of the root's shards sees it".to_owned(),
         ));
     }
-    let mut rows = vec![["POD", "NODE", "EPOCH", "CONTACT"].map(str::to_owned).to_vec()];
-    let dash = || "-".to_owned();
-    rows.extend(root.pods.iter().map(|pod| {
-        let epoch = pod.epoch.map_or_else(dash, |epoch| epoch.to_string());
-        let contact = pod.last_contact.map_or_else(dash, |contact| format!("{} ago", since(contact, now)));
-        vec![pod.name.clone(), pod.node.clone().unwrap_or_else(dash), epoch, contact]
-    }));
+    let mut rows = vec![PodOverview::HEAD.map(str::to_owned).to_vec()];
+    rows.extend(root.pods.iter().map(|pod| pod.cells(now).to_vec()));
     let is_shard = root.shard.as_ref().is_some_and(|shard| shard != UNSHARDED);
     let pods = if root.pods.is_empty() && is_shard {
         "  no pod works for that shard\n".to_owned()

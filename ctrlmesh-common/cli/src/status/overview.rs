@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use crate::text::workload;
+use crate::text::{dash, since, workload};
 
 /// Conditions that are True where all is well.
 const GOOD: [&str; 5] = ["Accepted", "Labelled", "Programmed", "Settled", "WebhookRouted"];
@@ -83,6 +83,21 @@ pub(crate) struct PodOverview {
     pub(crate) last_contact: Option<Timestamp>,
 }
 
+impl PodOverview {
+    /// The headings of [`Self::cells`].
+    pub(crate) const HEAD: [&str; 4] = ["POD", "NODE", "EPOCH", "CONTACT"];
+
+    /// For a table.
+    pub(crate) fn cells(&self, now: Timestamp) -> [String; 4] {
+        [
+            self.name.clone(),
+            self.node.clone().unwrap_or_else(dash),
+            self.epoch.map_or_else(dash, |epoch| epoch.to_string()),
+            self.last_contact.map_or_else(dash, |contact| format!("{} ago", since(contact, now))),
+        ]
+    }
+}
+
 /// A condition that is not as it should be.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -127,12 +142,18 @@ pub(super) fn overviews(configs: &[ShardingConfig], breakers: &[CircuitBreaker])
 
 impl RootOverview {
     fn of(root: &ShardingConfig, rule: &Root, shards: &[&ShardingConfig], breakers: &[CircuitBreaker]) -> Self {
-        let nothing = ShardingConfigStatus::default();
+        let (nothing, no_table) = (ShardingConfigStatus::default(), Ownership::default());
         let status = root.status.as_ref().unwrap_or(&nothing);
-        let table = status.ownership.clone().unwrap_or_default();
-        let shards_of = |shard: &&ShardingConfig| ShardOverview::of(shard, &table, status.epoch);
-        let mut shard_overviews: Vec<_> = shards.iter().map(shards_of).collect();
-        shard_overviews.extend(others(&table, shards));
+        let table = status.ownership.as_ref().unwrap_or(&no_table);
+        let mut problems: Vec<_> = unseen(root).into_iter().chain(problems(root)).collect();
+        let mut shard_overviews = Vec::new();
+        for shard in shards {
+            let overview = ShardOverview::owning(&shard.name_any(), table, pods(shard, status.epoch));
+            let counts = |problem: &Problem| !(overview.is_idle() && problem.reason == NO_PODS);
+            problems.extend(self::problems(shard).filter(counts));
+            shard_overviews.push(overview);
+        }
+        shard_overviews.extend(others(table, shards));
         let pods: BTreeSet<&str> = shard_overviews.iter().flat_map(|shard| &shard.pods).map(|pod| &*pod.name).collect();
         let open_breakers = open_breakers(breakers, root.namespace().as_deref(), &pods);
         let owned: SlotSet = table.slots.keys().copied().collect();
@@ -145,13 +166,6 @@ impl RootOverview {
             step: trial.step,
             steps,
         };
-        let is_idle =
-            |shard: &ShardingConfig| shard_overviews.iter().any(|one| one.name == shard.name_any() && one.is_idle());
-        let of_shards = shards.iter().flat_map(|shard| {
-            let is_idle = is_idle(shard);
-            problems(shard).filter(move |problem| !(is_idle && problem.reason == NO_PODS))
-        });
-        let of_shards: Vec<_> = of_shards.collect();
         let unowned = if status.ownership.is_some() { owned.complement() } else { SlotSet::ALL };
         Self {
             namespace: root.namespace().unwrap_or_default(),
@@ -161,11 +175,16 @@ impl RootOverview {
             disabled: rule.disable.unwrap_or_default(),
             unowned_slots: unowned.iter().collect(),
             unowned_namespaces: revoked.cloned().collect(),
-            problems: unseen(root).into_iter().chain(problems(root)).chain(of_shards).collect(),
+            problems,
             trial: trial.map(of),
             open_breakers,
             shards: shard_overviews,
         }
+    }
+
+    /// The shards for which there is something to be done.
+    pub(super) fn busy_shards(&self) -> impl Iterator<Item = &ShardOverview> {
+        self.shards.iter().filter(|shard| !shard.is_idle())
     }
 
     /// The same, as if all pods had been in touch just now.
@@ -207,12 +226,8 @@ fn unseen(root: &ShardingConfig) -> Option<Problem> {
 
 impl ShardOverview {
     /// Whether nothing is to be done for it.
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.slots.is_empty() && self.namespaces.is_empty() && self.pods.is_empty()
-    }
-
-    fn of(shard: &ShardingConfig, table: &Ownership, epoch: Option<i64>) -> Self {
-        Self::owning(&shard.name_any(), table, pods(shard, epoch))
     }
 
     fn owning(name: &str, table: &Ownership, pods: Vec<PodOverview>) -> Self {

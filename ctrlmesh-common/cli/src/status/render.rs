@@ -6,7 +6,7 @@ use ctrlmesh_common::slots::{COUNT, Slot};
 use jiff::Timestamp;
 
 use super::overview::{PodOverview, Problem, RootOverview, ShardOverview};
-use crate::text::{described, line, since, table};
+use crate::text::{dash, described, line, since, table};
 
 /// A line for each root.
 pub(super) fn list(roots: &[RootOverview], with_namespace: bool) -> String {
@@ -47,7 +47,7 @@ fn row(root: &RootOverview) -> Vec<String> {
         root.namespace.clone(),
         root.name.clone(),
         root.workload.clone(),
-        root.shards.iter().filter(|shard| !shard.is_idle()).count().to_string(),
+        root.busy_shards().count().to_string(),
         current(pods),
         format!("{}/{COUNT}", usize::from(COUNT) - root.unowned_slots.len()),
         root.epoch.map_or_else(dash, |epoch| epoch.to_string()),
@@ -91,7 +91,7 @@ fn owned(root: &RootOverview) -> String {
 /// A line for each shard.
 fn shards(root: &RootOverview) -> String {
     let mut rows = vec![["SHARD", "PODS", "SLOTS", "NAMESPACES"].map(str::to_owned).to_vec()];
-    rows.extend(root.shards.iter().filter(|shard| !shard.is_idle()).map(|shard| {
+    rows.extend(root.busy_shards().map(|shard| {
         let [slots, namespaces] = owns(shard);
         vec![shard.name.clone(), current(shard.pods.iter()), slots, namespaces]
     }));
@@ -100,25 +100,15 @@ fn shards(root: &RootOverview) -> String {
 
 /// A line for each pod.
 fn pods(root: &RootOverview, now: Timestamp) -> String {
-    let head = ["SHARD", "POD", "NODE", "EPOCH", "CONTACT", "SLOTS", "NAMESPACES"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for shard in root.shards.iter().filter(|shard| !shard.is_idle()) {
-        let [slots, namespaces] = owns(shard);
+    let head = [&["SHARD"][..], &PodOverview::HEAD, &["SLOTS", "NAMESPACES"]].concat();
+    let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
+    for shard in root.busy_shards() {
+        let (name, owns) = ([shard.name.clone()], owns(shard));
+        let row = |pod: [String; 4]| [&name[..], &pod, &owns].concat();
         if shard.pods.is_empty() {
-            rows.push([&[shard.name.clone()][..], &[dash(), dash(), dash(), dash()], &[slots, namespaces]].concat());
-            continue;
+            rows.push(row([dash(), dash(), dash(), dash()]));
         }
-        rows.extend(shard.pods.iter().map(|pod| {
-            vec![
-                shard.name.clone(),
-                pod.name.clone(),
-                pod.node.clone().unwrap_or_else(dash),
-                pod.epoch.map_or_else(dash, |epoch| epoch.to_string()),
-                pod.last_contact.map_or_else(dash, |contact| format!("{} ago", since(contact, now))),
-                slots.clone(),
-                namespaces.clone(),
-            ]
-        }));
+        rows.extend(shard.pods.iter().map(|pod| row(pod.cells(now))));
     }
     format!("\n{}", table(&rows, ""))
 }
@@ -165,10 +155,6 @@ fn ranges(slots: &[Slot]) -> String {
     }
     let text = |(first, last): &(u8, u8)| if first == last { first.to_string() } else { format!("{first}-{last}") };
     parts.iter().map(text).collect::<Vec<_>>().join(",")
-}
-
-fn dash() -> String {
-    "-".to_owned()
 }
 
 #[cfg(test)]
