@@ -6,6 +6,7 @@
 #![expect(unreachable_pub, reason = "`KubeSchema` repeats each type inside a function")]
 
 mod rules;
+mod condition;
 mod duration;
 mod label_selector;
 mod target_status;
@@ -22,6 +23,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt as _;
 
 pub use circuit_breaker::*;
+pub use condition::is_problem;
 pub use duration::parse_duration;
 pub use fault_injection::*;
 pub use label_selector::{Expression, LabelSelector, SelectorOperator};

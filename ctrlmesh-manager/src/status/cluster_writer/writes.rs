@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus, is_problem};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -183,9 +183,9 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
     let mut events: Vec<EventNote> = Vec::new();
     for condition in &after.conditions {
         let was = before.iter().find(|one| one.type_ == condition.type_);
-        let bad = is_bad(condition);
+        let bad = is_problem(condition);
         let says_other = |was: &Condition| was.reason != condition.reason || was.message != condition.message;
-        let changed = was.map_or(bad, |was| is_bad(was) != bad || bad && says_other(was));
+        let changed = was.map_or(bad, |was| is_problem(was) != bad || bad && says_other(was));
         let passes = match condition.type_.as_str() {
             "Programmed" | "Settled" | "WebhookRouted" => bad,
             // Rollouts have events of their own.
@@ -213,14 +213,6 @@ fn proposed_roles(root: &ShardingConfig, events: &[EventNote], coverages: &Label
     let name = format!("ctrlmesh-labels:{}", full_name(&root.metadata).replace('/', ":"));
     let role = |message| EventNote { warning: true, reason: "ApplyClusterRole".to_owned(), message };
     label_coverage::cluster_roles(&name, needed).into_iter().map(role).collect()
-}
-
-fn is_bad(condition: &Condition) -> bool {
-    let is_chosen = ["Off", "ProxyOnly", "Disabled", "Removed", "Pending"].contains(&condition.reason.as_str());
-    if condition.type_ == "Fenced" && is_chosen {
-        return false;
-    }
-    (condition.status == "True") == (condition.type_ == "Degraded")
 }
 
 fn is_leaving(config: &ShardingConfig) -> bool {
