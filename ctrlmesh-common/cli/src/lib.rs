@@ -45,9 +45,9 @@ enum Command {
     Validate(validate::Validate),
     /// Print the policy of every pod in files, without a cluster. Exits with 1 if something is wrong
     Compile(compile::Compile),
-    /// Show roots with their shards, pods, slots, open breakers and trials, and what is wrong with them
+    /// Show roots, and shards by hand, with pods, slots, open breakers and trials, and what is wrong with them
     Status(status::Arguments),
-    /// Show which shard of each root an object belongs to, by which rule, and which pods work for that shard
+    /// Show which shard an object belongs to, of each root and by hand, by which rule, and the pods of that shard
     Owner(owner::Arguments),
     /// Show canary upgrades of operators, and go on with one or end one
     Rollout(rollout::Arguments),

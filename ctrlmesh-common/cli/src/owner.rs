@@ -3,9 +3,11 @@
 //! It asks the API server only, with the rights of whoever calls it.
 
 mod args;
+mod resource;
+mod object;
+mod alone;
 mod owners;
 mod render;
-mod resource;
 
 use std::io;
 use std::io::{Write as _, stdout};
@@ -19,9 +21,13 @@ use kube::api::{DynamicObject, ListParams};
 use kube::{Api, Client};
 
 pub(crate) use self::args::Arguments;
-use self::owners::{Object, Owners};
+use self::object::Object;
+use self::owners::Owners;
 use crate::cluster::{self, ClusterError, Connection};
-use crate::text::{self, DocumentError};
+use crate::text::{self, Document, DocumentError};
+
+/// Kind of the document about the owners of an object.
+const KIND: &str = "Owner";
 
 /// Why an owner cannot be shown, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +66,7 @@ pub(crate) enum OwnerError {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), OwnerError> {
     let owners = cluster::block_on(find(arguments))?;
     let printed = match arguments.output {
-        Some(format) => text::document(format, &owners)?,
+        Some(format) => text::document(format, &Document::new(KIND, &owners))?,
         None => render::screen(&owners, Timestamp::now()),
     };
     Ok(write!(stdout().lock(), "{printed}")?)

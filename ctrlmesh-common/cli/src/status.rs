@@ -1,9 +1,10 @@
-//! `ctrlmesh status`: shows how the roots of a cluster stand, on one screen.
+//! `ctrlmesh status`: shows how the roots and shards by hand of a cluster stand, on one screen.
 //!
 //! It asks the API server only, with the rights of whoever calls it.
 
 mod args;
-pub(crate) mod overview;
+pub(crate) mod shards;
+mod overview;
 mod render;
 
 use std::io::{IsTerminal as _, Write as _, stderr, stdout};
@@ -14,19 +15,26 @@ use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
 use jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Client};
+use serde::Serialize;
 use tokio::time;
 
 pub(crate) use self::args::Arguments;
 use self::args::Output;
-use self::overview::RootOverview;
+use self::overview::Overview;
 use crate::cluster::{self, ClusterError, Connection};
-use crate::text::{self, DocumentError, Format};
+use crate::text::{self, Document, DocumentError, Format};
 
 /// Between two looks with `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// Puts a terminal's cursor where the screen begins, and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Kind of the document about one root, or about one shard by hand.
+const KIND: &str = "Status";
+
+/// Kind of the document about all of them.
+const LIST_KIND: &str = "StatusList";
 
 /// Why roots cannot be shown, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +43,10 @@ pub(crate) enum StatusError {
     Cluster(#[from] ClusterError),
     #[error("read {kind} of {place} (does `kubectl get {kind}` work there?)")]
     Read { kind: &'static str, place: Place, source: kube::Error },
-    #[error("there is no root {name:?} in {place}: `ctrlmesh status -A` lists the roots of all namespaces")]
-    NoSuchRoot { name: String, place: Place },
+    #[error(
+        "there is no root or shard by hand {name:?} in {place}: `ctrlmesh status -A` lists those of all namespaces"
+    )]
+    NoSuchConfig { name: String, place: Place },
     #[error(transparent)]
     Document(#[from] DocumentError),
     #[error("print")]
@@ -65,7 +75,7 @@ async fn show(arguments: &Arguments) -> Result<(), StatusError> {
     let is_screen = arguments.watch && stdout().is_terminal() && format.is_none();
     let mut last = String::new();
     loop {
-        let roots = match read(&client, &place, arguments.root.as_deref()).await {
+        let all = match read(&client, &place, arguments.name.as_deref()).await {
             // The API server may be away for a while.
             Err(error @ StatusError::Read { .. }) if !last.is_empty() => {
                 writeln!(stderr(), "{:#}", anyhow::Error::from(error))?;
@@ -75,14 +85,14 @@ async fn show(arguments: &Arguments) -> Result<(), StatusError> {
             read => read?,
         };
         // Ages are no change, but a screen shows them.
-        let state = format!("{:?}", roots.iter().map(RootOverview::without_ages).collect::<Vec<_>>());
+        let state = format!("{:?}", all.iter().map(Overview::without_ages).collect::<Vec<_>>());
         if is_screen || state != last {
             let between = match format {
                 _ if is_screen => CLEAR,
                 Some(Format::Yaml) if arguments.watch => "---\n",
                 _ => "",
             };
-            write!(stdout().lock(), "{between}{}", print(arguments, &place, &roots)?)?;
+            write!(stdout().lock(), "{between}{}", print(arguments, &place, &all)?)?;
             stdout().flush()?;
             last = state;
         }
@@ -94,7 +104,7 @@ async fn show(arguments: &Arguments) -> Result<(), StatusError> {
 }
 
 /// What there is to show.
-async fn read(client: &Client, place: &Place, root: Option<&str>) -> Result<Vec<RootOverview>, StatusError> {
+async fn read(client: &Client, place: &Place, name: Option<&str>) -> Result<Vec<Overview>, StatusError> {
     let params = ListParams::default();
     let failed = |kind| move |source| StatusError::Read { kind, place: place.clone(), source };
     let (configs, breakers): (Api<ShardingConfig>, Api<CircuitBreaker>) = match &place.namespace {
@@ -104,33 +114,44 @@ async fn read(client: &Client, place: &Place, root: Option<&str>) -> Result<Vec<
     let configs = configs.list(&params).await.map_err(failed("shardingconfigs"))?.items;
     // They are an extra: whoever may not read them sees the rest.
     let breakers = breakers.list(&params).await.map(|list| list.items).unwrap_or_default();
-    let mut roots = overview::overviews(&configs, &breakers);
-    if let Some(name) = root {
-        roots.retain(|root| root.name == name);
-        if roots.is_empty() {
-            return Err(StatusError::NoSuchRoot { name: name.to_owned(), place: place.clone() });
+    let mut all = overview::overviews(&configs, &breakers);
+    if let Some(name) = name {
+        all.retain(|one| one.name == name);
+        if all.is_empty() {
+            return Err(StatusError::NoSuchConfig { name: name.to_owned(), place: place.clone() });
         }
     }
-    Ok(roots)
+    Ok(all)
 }
 
-fn print(arguments: &Arguments, place: &Place, roots: &[RootOverview]) -> Result<String, StatusError> {
+fn print(arguments: &Arguments, place: &Place, all: &[Overview]) -> Result<String, StatusError> {
+    let named = all.first().filter(|_| arguments.name.is_some());
     if let Some(format) = arguments.output.and_then(Output::format) {
-        return Ok(match roots {
-            [root] if arguments.root.is_some() => text::document(format, root)?,
-            _ => text::document(format, &roots)?,
-        });
+        return Ok(printed(format, named, all)?);
     }
     let is_wide = arguments.output == Some(Output::Wide);
-    Ok(match roots {
-        [root] if arguments.root.is_some() => render::screen(root, is_wide, Timestamp::now()),
-        [] => format!("there is no root in {place}\n"),
-        _ if is_wide => {
-            let screens: Vec<_> = roots.iter().map(|root| render::screen(root, true, Timestamp::now())).collect();
+    Ok(match (named, all) {
+        (Some(one), _) => render::screen(one, is_wide, Timestamp::now()),
+        (None, []) => format!("there is no root and no shard by hand in {place}\n"),
+        (None, _) if is_wide => {
+            let screens: Vec<_> = all.iter().map(|one| render::screen(one, true, Timestamp::now())).collect();
             screens.join("\n")
         }
-        _ => render::list(roots, place.namespace.is_none()),
+        (None, _) => render::list(all, place.namespace.is_none()),
     })
+}
+
+/// For programs: one document about what is named, or a list.
+fn printed(format: Format, named: Option<&Overview>, all: &[Overview]) -> Result<String, DocumentError> {
+    #[derive(Serialize)]
+    struct List<'a> {
+        items: Vec<Document<'a, Overview>>,
+    }
+    let status = |one| Document::new(KIND, one);
+    match named {
+        Some(one) => text::document(format, &status(one)),
+        None => text::document(format, &Document::new(LIST_KIND, &List { items: all.iter().map(status).collect() })),
+    }
 }
 
 impl fmt::Display for Place {
@@ -141,3 +162,6 @@ impl fmt::Display for Place {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

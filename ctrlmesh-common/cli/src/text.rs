@@ -14,6 +14,26 @@ pub(crate) enum Format {
     Yaml,
 }
 
+/// Group and version of the documents that commands print for programs. A field is removed or changes its meaning only
+/// in another version.
+const API_VERSION: &str = "cli.ctrlmesh.kusionstack.io/v1alpha1";
+
+/// What a command prints for programs, with its version and kind as Kubernetes objects have them.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Document<'a, T> {
+    api_version: &'static str,
+    kind: &'static str,
+    #[serde(flatten)]
+    content: &'a T,
+}
+
+impl<'a, T> Document<'a, T> {
+    pub(crate) fn new(kind: &'static str, content: &'a T) -> Self {
+        Self { api_version: API_VERSION, kind, content }
+    }
+}
+
 /// A document cannot be printed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DocumentError {
@@ -54,6 +74,14 @@ pub(crate) fn table(rows: &[Vec<String>], indent: &str) -> String {
 /// What stands in the place of a value that there is not.
 pub(crate) fn dash() -> String {
     "-".to_owned()
+}
+
+/// A cell that is no wider than this; what is left out is told by `…`.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// A message in one line.

@@ -4,32 +4,20 @@
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::policy::Fence;
 use ctrlmesh_common::resource::ResourceMatch;
-use ctrlmesh_common::selector::{Labels, Selector};
+use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::slots::Slot;
-use ctrlmesh_manager::rules::shard::Labelling;
+use ctrlmesh_manager::labels::{is_named, named_resources};
+use ctrlmesh_manager::rules::fenced::is_fenced;
+use ctrlmesh_manager::rules::shard::{Labelling, is_made_by};
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use crate::status::overview::{PodOverview, pods};
+use super::alone::{self, LoneShard};
+use super::object::Object;
+use crate::status::shards::{PodOverview, pods};
 use crate::text::workload;
-
-/// The resource of namespaces, whose objects are in the slot of their own name, and in the namespace of it.
-const NAMESPACES: (&str, &str) = ("", "namespaces");
-
-/// An object that somebody owns.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Object {
-    pub(super) group: String,
-    pub(super) resource: String,
-    /// Absent for one of cluster scope.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) namespace: Option<String>,
-    pub(super) name: String,
-    #[serde(skip)]
-    pub(super) labels: Labels,
-}
 
 /// What is known of an object's owners.
 #[derive(Debug, Serialize)]
@@ -40,8 +28,10 @@ pub(super) struct Owners {
     pub(super) slot: Slot,
     /// Labels of the mesh that the object lacks, as `KEY=VALUE`: no shard sees it before it has them.
     pub(super) missing_labels: Vec<String>,
-    /// The roots that divide it.
+    /// The roots that divide its resource.
     pub(super) roots: Vec<RootOwner>,
+    /// The shards that stand alone, and limit its resource.
+    pub(super) shards: Vec<LoneShard>,
 }
 
 /// What one root says of an object.
@@ -55,8 +45,8 @@ pub(super) struct RootOwner {
     pub(super) epoch: Option<i64>,
     /// Whether the root's selector has the object. If not, none of its shards sees it.
     pub(super) selected: bool,
-    /// Whether the root is switched off. Then this is from before, and its shards stand alone.
-    pub(super) disabled: bool,
+    /// Whether the root has writes refused to pods that do not own the object's slot.
+    pub(super) fenced: bool,
     /// Absent: nobody owns it now. `unsharded`: the workload's pods that are not enrolled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) shard: Option<String>,
@@ -74,18 +64,10 @@ pub(super) enum Rule {
     Namespace,
     /// By its slot.
     Slot,
-}
-
-impl Object {
-    /// Whether it is the object of a namespace.
-    fn is_namespace(&self) -> bool {
-        (self.group.as_str(), self.resource.as_str()) == NAMESPACES
-    }
-
-    /// The namespace that counts for it.
-    fn counted_namespace(&self) -> Option<&str> {
-        if self.is_namespace() { Some(&self.name) } else { self.namespace.as_deref() }
-    }
+    /// By none: `*` in the root does not stand for this resource, so the manager does not label it.
+    Unlabelled,
+    /// By none: the root is switched off, and its shards stand alone.
+    Disabled,
 }
 
 /// The owners of an object, by the `labelling` in force.
@@ -97,14 +79,20 @@ pub(super) fn owners(object: Object, configs: &[ShardingConfig], labelling: &Lab
     };
     let lacks = |(key, value): &(&str, String)| object.labels.get(*key) != Some(value);
     let missing = wanted.iter().filter(|label| lacks(label)).map(|(key, value)| format!("{key}={value}"));
-    let missing_labels = missing.collect();
+    let missing_labels: Vec<String> = missing.collect();
     let of_root = |root: &ShardingConfig| {
         let rule = root.spec.root.as_ref()?;
-        let selected = is_selected(rule, &object)?;
-        Some(RootOwner::of(root, rule, selected, slot, namespace, configs))
+        let without_owner = RootOwner::of(root, rule, is_selected(rule, &object)?, &object);
+        let is_named = is_named(&named_resources(rule), &object.group, &object.resource);
+        Some(match without_owner {
+            off if off.rule == Rule::Disabled => off,
+            one if !is_named && !missing_labels.is_empty() => RootOwner { rule: Rule::Unlabelled, ..one },
+            one => one.by_table(root, slot, namespace, configs),
+        })
     };
     let roots = configs.iter().filter_map(of_root).collect();
-    Owners { object, slot, missing_labels, roots }
+    let shards = alone::shards(&object, configs);
+    Owners { object, slot, missing_labels, roots, shards }
 }
 
 /// Whether a root's selector has the object; `None` where the root does not divide its resource.
@@ -125,18 +113,27 @@ fn is_selected(rule: &Root, object: &Object) -> Option<bool> {
 }
 
 impl RootOwner {
-    fn of(
-        root: &ShardingConfig,
-        rule: &Root,
-        selected: bool,
-        slot: Slot,
-        namespace: Option<&str>,
-        configs: &[ShardingConfig],
-    ) -> Self {
-        let status = root.status.as_ref();
-        let epoch = status.and_then(|status| status.epoch);
+    /// Without an owner yet.
+    fn of(root: &ShardingConfig, rule: &Root, selected: bool, object: &Object) -> Self {
+        let fence = Fence { resources: named_resources(rule), ..Fence::default() };
+        Self {
+            namespace: root.namespace().unwrap_or_default(),
+            name: root.name_any(),
+            workload: workload(rule),
+            epoch: root.status.as_ref().and_then(|status| status.epoch),
+            selected,
+            fenced: is_fenced(rule) && fence.covers(&object.group, &object.resource),
+            shard: None,
+            taken_from: None,
+            rule: if rule.disable == Some(true) { Rule::Disabled } else { Rule::Slot },
+            pods: Vec::new(),
+        }
+    }
+
+    /// The same with the owner by the root's table.
+    fn by_table(self, root: &ShardingConfig, slot: Slot, namespace: Option<&str>, configs: &[ShardingConfig]) -> Self {
         let nothing = Ownership::default();
-        let table = status.and_then(|status| status.ownership.as_ref()).unwrap_or(&nothing);
+        let table = root.status.as_ref().and_then(|status| status.ownership.as_ref()).unwrap_or(&nothing);
         let shard = table.owner(slot, namespace).map(str::to_owned);
         let is_pinned = |namespace| {
             let revoked = table.revoked.as_ref();
@@ -147,20 +144,14 @@ impl RootOwner {
             let pinned = namespace.and_then(|namespace| revoked.namespaces.get(namespace));
             pinned.or_else(|| revoked.slots.get(&slot)).cloned()
         });
-        let is_shard = |config: &&ShardingConfig| {
-            config.metadata.namespace == root.metadata.namespace && Some(&config.name_any()) == shard.as_ref()
-        };
+        let is_shard =
+            |config: &&ShardingConfig| is_made_by(root, config) && Some(&config.name_any()) == shard.as_ref();
         Self {
-            namespace: root.namespace().unwrap_or_default(),
-            name: root.name_any(),
-            workload: workload(rule),
-            epoch,
-            disabled: rule.disable.unwrap_or_default(),
-            selected,
             taken_from,
             rule: if namespace.is_some_and(is_pinned) { Rule::Namespace } else { Rule::Slot },
-            pods: configs.iter().find(is_shard).map(|shard| pods(shard, epoch)).unwrap_or_default(),
+            pods: configs.iter().find(is_shard).map(|shard| pods(shard, self.epoch)).unwrap_or_default(),
             shard,
+            ..self
         }
     }
 }

@@ -8,11 +8,11 @@ use crate::text::Format;
 /// What `status` is told.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Name of a root ShardingConfig, of which one screen is shown. Without it, all roots are listed, a line each
-    #[arg(value_name = "ROOT")]
-    pub(super) root: Option<String>,
-    /// List the roots of all namespaces
-    #[arg(short = 'A', long, conflicts_with_all = ["root", "namespace"])]
+    /// Name of a root, or of a shard by hand, of which one screen is shown. Without it, all are listed, a line each
+    #[arg(value_name = "NAME")]
+    pub(super) name: Option<String>,
+    /// List those of all namespaces
+    #[arg(short = 'A', long, conflicts_with_all = ["name", "namespace"])]
     pub(super) all_namespaces: bool,
     /// How to print: wide shows each pod, json and yaml are for programs
     #[arg(short, long, value_name = "FORMAT")]

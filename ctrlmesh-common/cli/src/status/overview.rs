@@ -1,48 +1,44 @@
-//! Says how a root stands, by its status, that of its shards, and that of the CircuitBreakers beside it.
+//! Says how roots and shards by hand stand, by their status, and that of the CircuitBreakers beside them.
 //!
 //! Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{
-    BreakerState, CircuitBreaker, PodStatus, Root, ShardingConfig, ShardingConfigStatus, Trial, TrialPhase,
+    BreakerState, CircuitBreaker, Root, ShardingConfig, ShardingConfigStatus, Trial, TrialPhase, is_problem,
 };
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::slots::{Slot, SlotSet};
+use ctrlmesh_manager::rules::shard::is_made_by;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use crate::text::{dash, since, workload};
-
-/// Conditions that are True where all is well.
-const GOOD: [&str; 5] = ["Accepted", "Labelled", "Programmed", "Settled", "WebhookRouted"];
-
-/// Conditions that are True where something is wrong.
-const BAD: [&str; 2] = ["Degraded", "RolledBack"];
-
-/// Reasons of `Fenced` by which the API server does not refuse what it should.
-const UNFENCED: [&str; 3] = ["NotProved", "NotWritten", "Unsupported"];
-
-/// Reasons of `Progressing` by which a version goes no further.
-const STUCK: [&str; 2] = ["StrategyCannotHold", "Held"];
+use super::shards::{ShardOverview, pods};
+use crate::text::workload;
 
 /// The reason of conditions of a shard without pods: nothing is wrong with it while it owns nothing.
 const NO_PODS: &str = "NoPods";
 
-/// How a root stands.
+/// The reason of conditions of a root that is switched off.
+const DISABLED: &str = "Disabled";
+
+/// How a root stands, or a shard by hand.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct RootOverview {
+pub(super) struct Overview {
     pub(super) namespace: String,
     pub(super) name: String,
-    /// As `KIND NAME`.
-    pub(super) workload: String,
-    /// Absent: there is no table yet.
+    /// If not, it is a shard by hand, and the only one of `shards`.
+    pub(super) is_root: bool,
+    /// As `KIND NAME`. Absent: a shard by hand selects pods by their labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) workload: Option<String>,
+    /// Absent: its proxies were told nothing yet, or the root is switched off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) epoch: Option<i64>,
     pub(super) shards: Vec<ShardOverview>,
-    /// Whether it is switched off. Then its shards stand alone, and what else is here is from before.
+    /// Whether it is switched off. Then its shards stand alone, and its table does not count.
     pub(super) disabled: bool,
     /// Slots that belong to nobody now.
     pub(super) unowned_slots: Vec<Slot>,
@@ -55,47 +51,6 @@ pub(super) struct RootOverview {
     pub(super) trial: Option<TrialOverview>,
     /// Limits of CircuitBreakers that refuse requests of its pods now.
     pub(super) open_breakers: Vec<OpenBreaker>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ShardOverview {
-    pub(super) name: String,
-    pub(super) slots: Vec<Slot>,
-    /// Namespaces that it owns whatever their slot.
-    pub(super) namespaces: Vec<String>,
-    pub(super) pods: Vec<PodOverview>,
-}
-
-/// A pod, and how far its proxy is.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct PodOverview {
-    pub(crate) name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) node: Option<String>,
-    /// That its proxy has. Absent: none yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) epoch: Option<i64>,
-    /// Whether that is the epoch of the root.
-    pub(crate) current: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) last_contact: Option<Timestamp>,
-}
-
-impl PodOverview {
-    /// The headings of [`Self::cells`].
-    pub(crate) const HEAD: [&str; 4] = ["POD", "NODE", "EPOCH", "CONTACT"];
-
-    /// For a table.
-    pub(crate) fn cells(&self, now: Timestamp) -> [String; 4] {
-        [
-            self.name.clone(),
-            self.node.clone().unwrap_or_else(dash),
-            self.epoch.map_or_else(dash, |epoch| epoch.to_string()),
-            self.last_contact.map_or_else(dash, |contact| format!("{} ago", since(contact, now))),
-        ]
-    }
 }
 
 /// A condition that is not as it should be.
@@ -127,64 +82,98 @@ pub(super) struct OpenBreaker {
     pub(super) pod: String,
 }
 
-/// How each root among `configs` stands.
-pub(super) fn overviews(configs: &[ShardingConfig], breakers: &[CircuitBreaker]) -> Vec<RootOverview> {
-    let by_name: BTreeMap<_, _> = configs.iter().map(|one| ((one.namespace(), one.name_any()), one)).collect();
-    let overview = |root: &ShardingConfig| {
-        let rule = root.spec.root.as_ref()?;
-        let names = root.status.iter().filter_map(|status| status.root.as_ref());
-        let names = names.flat_map(|made| &made.child_sharding_configs);
-        let shards: Vec<_> = names.filter_map(|name| by_name.get(&(root.namespace(), name.clone()))).copied().collect();
-        Some(RootOverview::of(root, rule, &shards, breakers))
+/// How each root among `configs` stands, and each shard that no root has made.
+pub(super) fn overviews(configs: &[ShardingConfig], breakers: &[CircuitBreaker]) -> Vec<Overview> {
+    let mut roots: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for root in configs.iter().filter(|config| config.spec.root.is_some()) {
+        roots.entry(root.namespace()).or_default().push(root);
+    }
+    let mut shards: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let mut by_hand = Vec::new();
+    for shard in configs.iter().filter(|config| config.spec.root.is_none()) {
+        let near = roots.get(&shard.namespace());
+        match near.into_iter().flatten().find(|root| is_made_by(root, shard)) {
+            Some(root) => shards.entry((root.namespace(), root.name_any())).or_default().push(shard),
+            None => by_hand.push(Overview::of_shard(shard, breakers)),
+        }
+    }
+    let of_root = |root: &ShardingConfig| {
+        let shards = shards.remove(&(root.namespace(), root.name_any())).unwrap_or_default();
+        Some(Overview::of_root(root, root.spec.root.as_ref()?, &shards, breakers))
     };
-    configs.iter().filter_map(overview).collect()
+    let mut all: Vec<Overview> = configs.iter().filter_map(of_root).chain(by_hand).collect();
+    all.sort_by(|one, other| one.namespace.cmp(&other.namespace));
+    all
 }
 
-impl RootOverview {
-    fn of(root: &ShardingConfig, rule: &Root, shards: &[&ShardingConfig], breakers: &[CircuitBreaker]) -> Self {
+impl Overview {
+    fn of_root(root: &ShardingConfig, rule: &Root, made: &[&ShardingConfig], breakers: &[CircuitBreaker]) -> Self {
         let (nothing, no_table) = (ShardingConfigStatus::default(), Ownership::default());
         let status = root.status.as_ref().unwrap_or(&nothing);
         let table = status.ownership.as_ref().unwrap_or(&no_table);
-        let mut problems: Vec<_> = unseen(root).into_iter().chain(problems(root)).collect();
-        let mut shard_overviews = Vec::new();
-        for shard in shards {
-            let overview = ShardOverview::owning(&shard.name_any(), table, pods(shard, status.epoch));
-            let counts = |problem: &Problem| !(overview.is_idle() && problem.reason == NO_PODS);
+        let disabled = rule.disable == Some(true);
+        let is_known = |problem: &Problem| disabled && is_switched_off(problem);
+        let mut problems: Vec<_> =
+            unseen(root).into_iter().chain(problems(root).filter(|one| !is_known(one))).collect();
+        let mut shards = Vec::new();
+        for shard in made {
+            let by_table = ShardOverview::owning(&shard.name_any(), table, pods(shard, status.epoch));
+            let counts = |problem: &Problem| !(by_table.idle && problem.reason == NO_PODS);
             problems.extend(self::problems(shard).filter(counts));
-            shard_overviews.push(overview);
+            let idle = by_table.idle;
+            shards.push(if disabled { ShardOverview { idle, ..ShardOverview::alone(shard) } } else { by_table });
         }
-        shard_overviews.extend(others(table, shards));
-        let pods: BTreeSet<&str> = shard_overviews.iter().flat_map(|shard| &shard.pods).map(|pod| &*pod.name).collect();
-        let open_breakers = open_breakers(breakers, root.namespace().as_deref(), &pods);
-        let owned: SlotSet = table.slots.keys().copied().collect();
-        let revoked = table.revoked.iter().flat_map(|revoked| revoked.namespaces.keys());
-        let trial = status.rollout.as_ref().and_then(|rollout| rollout.trial.as_ref());
-        let steps = rule.rollout.as_ref().map_or(0, |rollout| rollout.steps().len());
-        let of = |trial: &Trial| TrialOverview {
-            revision: trial.revision.clone(),
-            phase: trial.phase,
-            step: trial.step,
-            steps,
-        };
-        let unowned = if status.ownership.is_some() { owned.complement() } else { SlotSet::ALL };
+        let (mut unowned_slots, mut unowned_namespaces) = (Vec::new(), Vec::new());
+        if !disabled {
+            shards.extend(others(table, made));
+            let owned: SlotSet = table.slots.keys().copied().collect();
+            unowned_slots.extend(owned.complement().iter());
+            let revoked = table.revoked.iter().flat_map(|revoked| revoked.namespaces.keys());
+            unowned_namespaces.extend(revoked.cloned());
+        }
         Self {
             namespace: root.namespace().unwrap_or_default(),
             name: root.name_any(),
-            workload: workload(rule),
-            epoch: status.epoch,
-            disabled: rule.disable.unwrap_or_default(),
-            unowned_slots: unowned.iter().collect(),
-            unowned_namespaces: revoked.cloned().collect(),
+            is_root: true,
+            workload: Some(workload(rule)),
+            epoch: status.epoch.filter(|_| !disabled),
+            disabled,
+            unowned_slots,
+            unowned_namespaces,
             problems,
-            trial: trial.map(of),
-            open_breakers,
-            shards: shard_overviews,
+            trial: TrialOverview::of(rule, status).filter(|_| !disabled),
+            open_breakers: open_breakers(breakers, root.namespace().as_deref(), &shards),
+            shards,
         }
+    }
+
+    /// A shard by hand.
+    fn of_shard(shard: &ShardingConfig, breakers: &[CircuitBreaker]) -> Self {
+        let shards = vec![ShardOverview::alone(shard)];
+        Self {
+            namespace: shard.namespace().unwrap_or_default(),
+            name: shard.name_any(),
+            is_root: false,
+            workload: None,
+            epoch: shard.status.as_ref().and_then(|status| status.epoch),
+            disabled: false,
+            unowned_slots: Vec::new(),
+            unowned_namespaces: Vec::new(),
+            problems: unseen(shard).into_iter().chain(problems(shard)).collect(),
+            trial: None,
+            open_breakers: open_breakers(breakers, shard.namespace().as_deref(), &shards),
+            shards,
+        }
+    }
+
+    /// Whether it is a root that divides by an ownership table now.
+    pub(super) fn divides(&self) -> bool {
+        self.is_root && !self.disabled
     }
 
     /// The shards for which there is something to be done.
     pub(super) fn busy_shards(&self) -> impl Iterator<Item = &ShardOverview> {
-        self.shards.iter().filter(|shard| !shard.is_idle())
+        self.shards.iter().filter(|shard| !shard.idle)
     }
 
     /// The same, as if all pods had been in touch just now.
@@ -199,6 +188,20 @@ impl RootOverview {
         let owns_all = self.unowned_slots.is_empty() && self.unowned_namespaces.is_empty();
         owns_all && self.problems.is_empty() && self.open_breakers.is_empty()
     }
+}
+
+impl TrialOverview {
+    /// `None`: no version is tried.
+    fn of(rule: &Root, status: &ShardingConfigStatus) -> Option<Self> {
+        let Trial { revision, phase, step, .. } = status.rollout.as_ref()?.trial.as_ref()?;
+        let steps = rule.rollout.as_ref().map_or(0, |rollout| rollout.steps().len());
+        Some(Self { revision: revision.clone(), phase: *phase, step: *step, steps })
+    }
+}
+
+/// Whether a condition of a root says only that the root is switched off.
+fn is_switched_off(problem: &Problem) -> bool {
+    problem.reason == DISABLED || problem.condition == "Programmed"
 }
 
 /// Owners that have no ShardingConfig among `shards`: pods that are not enrolled, and shards that are gone.
@@ -224,47 +227,9 @@ fn unseen(root: &ShardingConfig) -> Option<Problem> {
     })
 }
 
-impl ShardOverview {
-    /// Whether nothing is to be done for it.
-    fn is_idle(&self) -> bool {
-        self.slots.is_empty() && self.namespaces.is_empty() && self.pods.is_empty()
-    }
-
-    fn owning(name: &str, table: &Ownership, pods: Vec<PodOverview>) -> Self {
-        let slots = table.slots.iter().filter(|(_, owner)| *owner == name).map(|(slot, _)| *slot);
-        let namespaces = table.namespaces.iter().filter(|(_, owner)| *owner == name);
-        Self {
-            name: name.to_owned(),
-            slots: slots.collect(),
-            namespaces: namespaces.map(|(namespace, _)| namespace.clone()).collect(),
-            pods,
-        }
-    }
-}
-
-/// The pods of a shard, whose root is in this epoch.
-pub(crate) fn pods(shard: &ShardingConfig, epoch: Option<i64>) -> Vec<PodOverview> {
-    let overview = |pod: &PodStatus| PodOverview {
-        name: pod.name.clone(),
-        node: pod.node.clone(),
-        epoch: pod.epoch,
-        current: pod.epoch.is_some() && pod.epoch == epoch,
-        last_contact: pod.last_contact.as_ref().map(|contact| contact.0),
-    };
-    shard.status.iter().flat_map(|status| &status.pods).map(overview).collect()
-}
-
 fn problems(config: &ShardingConfig) -> impl Iterator<Item = Problem> {
     let conditions = config.status.iter().flat_map(|status| &status.conditions);
-    let is_bad = |kind: &str, reason: &str, status: &str| {
-        let is_true = status == "True";
-        GOOD.contains(&kind) && !is_true
-            || BAD.contains(&kind) && is_true
-            || kind == "Fenced" && UNFENCED.contains(&reason)
-            || kind == "Progressing" && STUCK.contains(&reason)
-    };
-    let bad = conditions.filter(move |one| is_bad(&one.type_, &one.reason, &one.status));
-    bad.map(|one| Problem {
+    conditions.filter(|one| is_problem(one)).map(|one| Problem {
         of: config.name_any(),
         condition: one.type_.clone(),
         reason: one.reason.clone(),
@@ -273,7 +238,8 @@ fn problems(config: &ShardingConfig) -> impl Iterator<Item = Problem> {
     })
 }
 
-fn open_breakers(breakers: &[CircuitBreaker], namespace: Option<&str>, pods: &BTreeSet<&str>) -> Vec<OpenBreaker> {
+fn open_breakers(breakers: &[CircuitBreaker], namespace: Option<&str>, shards: &[ShardOverview]) -> Vec<OpenBreaker> {
+    let pods: BTreeSet<&str> = shards.iter().flat_map(|shard| &shard.pods).map(|pod| &*pod.name).collect();
     let mut open = Vec::new();
     for breaker in breakers.iter().filter(|one| one.namespace().as_deref() == namespace) {
         for target in breaker.status.iter().flat_map(|status| &status.target_status) {

@@ -1,4 +1,5 @@
 use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
+use ctrlmesh_common::names::label::AUTO_SHARDING_ROOT;
 use serde_json::{Value, json};
 
 use super::*;
@@ -10,6 +11,19 @@ fn config(name: &str, spec: &Value, status: &Value) -> ShardingConfig {
     let config = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
         "metadata": {"namespace": "ops", "name": name}, "spec": spec, "status": status});
     serde_json::from_value(config).unwrap()
+}
+
+/// A shard that root `web` has made, and that would see teams a and b without its root.
+fn made(name: &str, status: &Value) -> ShardingConfig {
+    let mut shard = config(name, &teams(), status);
+    shard.metadata.labels = Some([(AUTO_SHARDING_ROOT.to_owned(), "web".to_owned())].into());
+    shard
+}
+
+fn teams() -> Value {
+    let websites = json!({"apiGroups": ["example.com"], "resources": ["websites"]});
+    let teams = json!({"matchExpressions": [{"key": "team", "operator": "In", "values": ["a", "b"]}]});
+    json!({"limits": [{"relateResources": [websites], "selector": teams}]})
 }
 
 fn condition(kind: &str, status: &str, reason: &str) -> Value {
@@ -24,14 +38,13 @@ fn root(unowned: &[u8], conditions: &Value) -> Vec<ShardingConfig> {
     let slots = (0..COUNT).filter(|slot| !unowned.contains(slot)).map(|slot| (slot.to_string(), json!(owner(slot))));
     let slots: serde_json::Map<String, Value> = slots.collect();
     let status = json!({"epoch": 7, "conditions": conditions,
-        "root": {"childShardingConfigs": ["web-1-normal", "web-2-normal"]},
         "ownership": {"epoch": 7, "slots": slots, "namespaces": {"shop": "web-2-normal"}}});
     let pod =
         |name: &str, epoch: i64| json!({"pods": [{"name": name, "node": "n1", "epoch": epoch, "lastContact": THEN}]});
     vec![
         config("web", &json!({"root": rule}), &status),
-        config("web-1-normal", &json!({}), &pod("web-a", 7)),
-        config("web-2-normal", &json!({}), &pod("web-b", 6)),
+        made("web-1-normal", &pod("web-a", 7)),
+        made("web-2-normal", &pod("web-b", 6)),
     ]
 }
 
@@ -109,10 +122,9 @@ Open breakers:
 fn idle_shards_are_no_problem_and_owners_without_one_are_shown() {
     let mut configs = root(&[], &json!([]));
     let status = configs[0].status.as_mut().unwrap();
-    status.root.as_mut().unwrap().child_sharding_configs.push("web-1-second".to_owned());
     status.ownership.as_mut().unwrap().slots.insert("3".parse().unwrap(), "unsharded".to_owned());
     let idle = json!({"conditions": [condition("Programmed", "False", "NoPods")]});
-    configs.push(config("web-1-second", &json!({}), &idle));
+    configs.push(made("web-1-second", &idle));
     let roots = overviews(&configs, &[]);
     let text = screen(&roots[0], false, now());
     assert!(text.contains("State: all is well") && !text.contains("web-1-second"), "{text}");
@@ -121,8 +133,82 @@ fn idle_shards_are_no_problem_and_owners_without_one_are_shown() {
     configs[0].metadata.generation = Some(2);
     let text = screen(&overviews(&configs, &[])[0], false, now());
     assert!(text.contains("Accepted    NotSeen"), "{text}");
+}
+
+#[test]
+fn a_root_that_is_switched_off_shows_no_table() {
+    let off = [
+        condition("Accepted", "True", "Disabled"),
+        condition("Programmed", "False", "Pending"),
+        condition("WebhookRouted", "False", "Disabled"),
+    ];
+    let mut configs = root(&[3], &json!(off));
     configs[0].spec.root.as_mut().unwrap().disable = Some(true);
-    assert!(list(&overviews(&configs, &[]), false).ends_with("switched off\n"));
+    configs[1].status.as_mut().unwrap().epoch = Some(7);
+    let expected = "\
+NAME   WORKLOAD         SHARDS   PODS   OWNED   EPOCH   TRIAL   STATE
+web    Deployment web   2        1/2    -       -       -       switched off
+";
+    assert_eq!(list(&overviews(&configs, &[]), false), expected);
+    let expected = "\
+Root:  ops/web, Deployment web
+Owned: nothing by slot: the root is switched off, and each shard goes by its limits
+State: switched off
+
+SHARD          PODS
+web-1-normal   1/1
+web-2-normal   0/1
+
+Limits:
+  SHARD          RESOURCES              SELECTOR
+  web-1-normal   websites.example.com   team in (a,b)
+  web-2-normal   websites.example.com   team in (a,b)
+";
+    assert_eq!(screen(&overviews(&configs, &[])[0], false, now()), expected);
+    let status = configs[2].status.as_mut().unwrap();
+    status.conditions = vec![serde_json::from_value(condition("Degraded", "True", "ProxyAway")).unwrap()];
+    assert!(list(&overviews(&configs, &[]), false).ends_with("switched off, Degraded: ProxyAway\n"));
+}
+
+#[test]
+fn shards_by_hand_have_rows_and_screens_of_their_own() {
+    let mut configs = root(&[], &json!([]));
+    let pod = json!({"epoch": 2, "pods": [{"name": "pod-a", "node": "n1", "epoch": 2, "lastContact": THEN}],
+        "conditions": [condition("Accepted", "False", "Invalid")]});
+    configs.push(config("by-hand", &teams(), &pod));
+    let all = overviews(&configs, &[]);
+    let expected = "\
+NAME      WORKLOAD         SHARDS   PODS   OWNED   EPOCH   TRIAL   STATE
+web       Deployment web   2        1/2    32/32   7       -       all is well
+by-hand   -                -        1/1    -       2       -       Accepted: Invalid
+";
+    assert_eq!(list(&all, false), expected);
+    let expected = "\
+Shard: ops/by-hand, by hand
+Epoch: 2
+State: Accepted: Invalid
+
+SHARD     POD     NODE   EPOCH   CONTACT
+by-hand   pod-a   n1     2       1m5s ago
+
+Limits:
+  SHARD     RESOURCES              SELECTOR
+  by-hand   websites.example.com   team in (a,b)
+
+Problems:
+  OF        CONDITION   REASON    FOR    MESSAGE
+  by-hand   Accepted    Invalid   1m5s   so it is
+";
+    assert_eq!(screen(&all[1], true, now()), expected);
+}
+
+#[test]
+fn namespaces_that_move_are_said_to_belong_to_nobody() {
+    let mut configs = root(&[], &json!([]));
+    let table = configs[0].status.as_mut().unwrap().ownership.as_mut().unwrap();
+    let revoked = json!({"epoch": 7, "namespaces": {"late": "web-1-normal"}});
+    table.revoked = serde_json::from_value(revoked).unwrap();
+    assert!(list(&overviews(&configs, &[]), false).ends_with("namespaces late belong to nobody\n"));
 }
 
 #[test]

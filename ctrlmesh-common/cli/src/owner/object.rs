@@ -1,0 +1,29 @@
+//! An object that somebody owns, as far as ownership goes by it.
+
+use ctrlmesh_common::selector::Labels;
+use serde::Serialize;
+
+/// The resource of namespaces, whose objects are in the slot of their own name, and in the namespace of it.
+const NAMESPACES: (&str, &str) = ("", "namespaces");
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Object {
+    pub(super) group: String,
+    /// Plural.
+    pub(super) resource: String,
+    /// Absent for one of cluster scope.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    #[serde(skip)]
+    pub(super) labels: Labels,
+}
+
+impl Object {
+    /// The namespace that counts for it. A namespace is in itself.
+    pub(super) fn counted_namespace(&self) -> Option<&str> {
+        let is_namespace = (self.group.as_str(), self.resource.as_str()) == NAMESPACES;
+        if is_namespace { Some(&self.name) } else { self.namespace.as_deref() }
+    }
+}
