@@ -10,7 +10,7 @@ mod owners;
 mod render;
 
 use std::io;
-use std::io::{Write as _, stdout};
+use std::io::{Write as _, stderr, stdout};
 
 use ctrlmesh_common::api::{ManagerState, ShardingConfig};
 use ctrlmesh_common::names::MANAGER_STATE;
@@ -23,6 +23,7 @@ use kube::{Api, Client};
 pub(crate) use self::args::Arguments;
 use self::object::Object;
 use self::owners::Owners;
+use self::resource::Meanings;
 use crate::cluster::{self, ClusterError, Connection};
 use crate::text::{self, Document, DocumentError};
 
@@ -76,7 +77,17 @@ async fn find(arguments: &Arguments) -> Result<Owners, OwnerError> {
     let Connection { client, namespace } = Connection::of(&arguments.cluster).await?;
     let word = &arguments.resource;
     let found = resource::find(&client, word).await.map_err(OwnerError::Discovery)?;
-    let resource = found.ok_or_else(|| OwnerError::NoSuchResource { word: word.clone() })?;
+    let Meanings { first: resource, others } =
+        found.ok_or_else(|| OwnerError::NoSuchResource { word: word.clone() })?;
+    if !others.is_empty() {
+        let dot = if resource.api.group.is_empty() { "" } else { "." };
+        let (plural, group) = (&resource.api.plural, &resource.api.group);
+        writeln!(
+            stderr(),
+            "Warning: {word:?} is taken as {plural}{dot}{group}; it could also be {}",
+            others.join(", ")
+        )?;
+    }
     let namespace = resource.namespaced.then_some(namespace);
     let (plural, name) = (resource.api.plural.clone(), arguments.name.clone());
     let objects: Api<DynamicObject> = match &namespace {

@@ -12,18 +12,42 @@ pub(super) struct FoundResource {
     pub(super) namespaced: bool,
 }
 
-/// The first resource that `word` means; `None`: there is none.
+/// The resources that a word may mean. The first one is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Meanings {
+    pub(super) first: FoundResource,
+    /// Of other groups, as `PLURAL.GROUP`. The user may mean one of them.
+    pub(super) others: Vec<String>,
+}
+
+/// What `word` may mean, in the order in which the API server lists its groups; `None`: there is no such resource.
 ///
 /// # Errors
 /// The API server does not say what it has.
-pub(super) async fn find(client: &Client, word: &str) -> Result<Option<FoundResource>, Error> {
+pub(super) async fn find(client: &Client, word: &str) -> Result<Option<Meanings>, Error> {
     let core = client.list_core_api_versions_aggregated().await?.items;
     let groups = client.list_api_groups_aggregated().await?.items;
-    Ok(core.iter().chain(&groups).find_map(|group| in_group(group, word)))
+    Ok(meanings(&core.into_iter().chain(groups).collect::<Vec<_>>(), word))
 }
 
+/// A short name counts only where no resource is called so in full.
+fn meanings(groups: &[APIGroupDiscovery], word: &str) -> Option<Meanings> {
+    let by = |is_called: IsCalled| groups.iter().filter_map(|group| in_group(group, word, is_called)).collect();
+    let mut found: Vec<FoundResource> = by(is_called_in_full);
+    if found.is_empty() {
+        found = by(is_called_for_short);
+    }
+    let mut found = found.into_iter();
+    let first = found.next()?;
+    let others = found.map(|FoundResource { api, .. }| format!("{}.{}", api.plural, api.group)).collect();
+    Some(Meanings { first, others })
+}
+
+/// Whether a resource has this name.
+type IsCalled = fn(&APIResourceDiscovery, &str) -> bool;
+
 /// In the group's preferred version, unless `word` names another.
-fn in_group(group: &APIGroupDiscovery, word: &str) -> Option<FoundResource> {
+fn in_group(group: &APIGroupDiscovery, word: &str, is_called: IsCalled) -> Option<FoundResource> {
     let name = group.metadata.as_ref().and_then(|metadata| metadata.name.as_deref()).unwrap_or_default();
     let (word, behind) = word.split_once('.').map_or((word, None), |(word, behind)| (word, Some(behind)));
     let is_meant = |version: &str| match behind {
@@ -37,11 +61,14 @@ fn in_group(group: &APIGroupDiscovery, word: &str) -> Option<FoundResource> {
     })
 }
 
-fn is_called(resource: &APIResourceDiscovery, word: &str) -> bool {
+fn is_called_in_full(resource: &APIResourceDiscovery, word: &str) -> bool {
     let kind = resource.response_kind.as_ref().and_then(|kind| kind.kind.as_deref());
     let names = [resource.resource.as_deref(), resource.singular_resource.as_deref(), kind];
-    let short = resource.short_names.iter().map(String::as_str);
-    names.into_iter().flatten().chain(short).any(|name| name.eq_ignore_ascii_case(word))
+    names.into_iter().flatten().any(|name| name.eq_ignore_ascii_case(word))
+}
+
+fn is_called_for_short(resource: &APIResourceDiscovery, word: &str) -> bool {
+    resource.short_names.iter().any(|name| name.eq_ignore_ascii_case(word))
 }
 
 fn found(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<FoundResource> {
@@ -69,9 +96,12 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": name}, "versions": versions})).unwrap()
     }
 
+    fn version(name: &str, word: &str) -> Option<String> {
+        meanings(&[group(name)], word).map(|all| all.first.api.api_version)
+    }
+
     #[test]
     fn a_word_means_a_resource_by_each_of_its_names() {
-        let version = |group_name: &str, word| in_group(&group(group_name), word).map(|found| found.api.api_version);
         for word in ["websites", "website", "Website", "ws", "websites.example.com", "Website.v2.example.com"] {
             assert_eq!(version("example.com", word).as_deref(), Some("example.com/v2"), "{word}");
         }
@@ -80,7 +110,27 @@ mod tests {
             assert_eq!(version("example.com", word), None, "{word}");
         }
         assert_eq!(version("", "websites.v1").as_deref(), Some("v1"));
-        let found = in_group(&group("example.com"), "ws").unwrap();
+        let found = meanings(&[group("example.com")], "ws").unwrap().first;
         assert_eq!((found.api.plural.as_str(), found.namespaced), ("websites", true));
+    }
+
+    #[test]
+    fn the_first_group_is_meant_and_the_others_are_named() {
+        let groups = ["example.org", "example.com", "example.net"].map(group);
+        for word in ["websites", "ws"] {
+            let all = meanings(&groups, word).unwrap();
+            assert_eq!(all.first.api.group, "example.org");
+            assert_eq!(all.others, ["websites.example.com", "websites.example.net"], "{word}");
+        }
+        let all = meanings(&groups, "websites.example.com").unwrap();
+        assert_eq!((all.first.api.group.as_str(), all.others.len()), ("example.com", 0));
+    }
+
+    #[test]
+    fn a_full_name_counts_before_a_short_one() {
+        let mut full = group("example.com");
+        full.versions[0].resources[0].resource = Some("ws".to_owned());
+        let all = meanings(&[group("example.org"), full], "ws").unwrap();
+        assert_eq!((all.first.api.group.as_str(), all.others.len()), ("example.com", 0));
     }
 }

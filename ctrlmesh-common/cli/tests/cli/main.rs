@@ -5,6 +5,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 mod manifests;
+mod owner;
 mod rollout;
 mod run_command;
 mod run_explained;
