@@ -12,14 +12,14 @@ mod run;
 mod rollout;
 mod status;
 mod owner;
+mod completion;
 
 use std::ffi::{OsStr, OsString};
-use std::io::{Write as _, stdin, stdout};
+use std::io::{stdin, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use clap_complete::Shell;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use ctrlmesh_request::classify;
 use ctrlmesh_runtime::telemetry::{self, LogFormat};
 
@@ -53,18 +53,13 @@ enum Command {
     Rollout(rollout::Arguments),
     /// Print how the API server classifies each `METHOD TARGET` line on standard input, as one JSON object a line
     Classify,
-    /// Print a script by which a shell completes commands and flags
-    Completion(CompletionArgs),
+    /// Print a script by which a shell, or kubectl, completes commands and flags
+    Completion(completion::CompletionArgs),
+    /// Answer kubectl, which asks what may follow these words
+    #[command(hide = true, name = completion::COMPLETE)]
+    Complete(completion::CompleteArgs),
     /// Redirect the connections of a cgroup to a proxy by hand, with eBPF
     Intercept(ctrlmesh_intercept::command::Arguments),
-}
-
-/// What `completion` is told.
-#[derive(Args, Debug)]
-struct CompletionArgs {
-    /// The shell
-    #[arg(value_name = "SHELL")]
-    shell: Shell,
 }
 
 /// The command line, for pages that are generated from it.
@@ -88,12 +83,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Owner(arguments) => owner::run(&arguments)?,
         Command::Rollout(arguments) => rollout::run(arguments)?,
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
-        Command::Completion(arguments) => {
-            // Into memory: with a pipe that ends early it would panic.
-            let mut script = Vec::new();
-            clap_complete::generate(arguments.shell, &mut visible(), "ctrlmesh", &mut script);
-            stdout().lock().write_all(&script)?;
-        }
+        Command::Completion(arguments) => completion::run(&arguments, visible())?,
+        Command::Complete(arguments) => completion::complete(&arguments, visible())?,
         Command::Intercept(arguments) => {
             telemetry::init(LogFormat::Text)?;
             ctrlmesh_intercept::command::run(arguments)?;
@@ -117,26 +108,11 @@ fn named(program: Option<&OsStr>) -> clap::Command {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
-    }
-
-    #[test]
-    fn every_shell_gets_a_script_with_all_commands() {
-        for shell in Shell::value_variants() {
-            let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut visible(), "ctrlmesh", &mut script);
-            let script = String::from_utf8(script).unwrap();
-            for word in ["rollout", "status", "owner", "all-namespaces"] {
-                assert!(script.contains(word), "{shell}: {word}");
-            }
-            assert!(!script.contains(run::CHILD), "{shell}");
-        }
     }
 
     #[test]
