@@ -35,6 +35,9 @@ pub const LOCK_RESOURCES: [(&str, &str); 3] =
 /// included.
 pub const MAX_SELECTOR_BYTES: usize = 48 << 10;
 
+/// The bounds between which first writes after changes are counted, in seconds.
+pub const FIRST_WRITE_BOUNDS: [u64; 7] = [1, 2, 4, 8, 16, 32, 60];
+
 /// The policy of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

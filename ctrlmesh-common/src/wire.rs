@@ -7,6 +7,7 @@ mod message {
 use crate::pod_name::PodName;
 use crate::slots::fnv1a;
 
+pub use crate::policy::FIRST_WRITE_BOUNDS;
 pub use message::report::Content;
 pub use message::*;
 
@@ -54,8 +55,11 @@ pub const MAX_GUARD_STATES: usize = 1024;
 /// Longest [`WebhookState::error`], in bytes. A [`Hello`] has one for each of its pods.
 pub const MAX_WEBHOOK_ERROR_BYTES: usize = 256;
 
-/// The bounds of `Traffic.first_writes`, in seconds.
-pub const FIRST_WRITE_BOUNDS: [u64; 7] = [1, 2, 4, 8, 16, 32, 60];
+/// Kinds that a [`Watched`] names.
+pub const MAX_WATCHED_KINDS: usize = 256;
+
+/// Namespaces that all kinds of a [`Watched`] name together.
+pub const MAX_WATCHED_NAMESPACES: usize = 2000;
 
 /// Objects that a [`Shadow`] names.
 pub const MAX_SHADOW_DIFFERENCES: usize = 20;
@@ -159,6 +163,18 @@ mod tests {
         TrafficReport { pod: Some(pod()), traffic: Some(traffic) }
     }
 
+    fn watch_report() -> WatchReport {
+        let kind = WatchedKind {
+            group: "g".into(),
+            resource: "r".into(),
+            everywhere: true,
+            namespaces: vec!["n".into()],
+            more: true,
+            last_watched: 300,
+        };
+        WatchReport { pod: Some(pod()), watched: Some(Watched { since: 300, kinds: vec![kind], more: true }) }
+    }
+
     fn update() -> Update {
         let entry = PodEntry {
             pod: Some(pod()),
@@ -178,7 +194,7 @@ mod tests {
     }
 
     /// The messages of the stream of policies, with every field set, and their bytes.
-    fn stream_samples() -> [(Vec<u8>, &'static str); 6] {
+    fn stream_samples() -> [(Vec<u8>, &'static str); 7] {
         let known = PolicySummary {
             pod: Some(pod()),
             digest: 1,
@@ -213,6 +229,10 @@ mod tests {
                 "2a490a090a016e1201701a0175123c08ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d",
             ),
             (
+                Report { content: Some(Content::Watches(watch_report())) }.encode_to_vec(),
+                "32240a090a016e1201701a0175121708ac0212100a0167120172180122016e280130ac021801",
+            ),
+            (
                 update().encode_to_vec(),
                 "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a3434333001",
             ),
@@ -232,8 +252,12 @@ mod tests {
             webhook: Some(webhook_state()),
         };
         let webhook_report = WebhookReport { pod: Some(pod()), state: Some(webhook_state()) };
-        let receipts =
-            Receipts { receipts: vec![receipt], webhooks: vec![webhook_report], traffic: vec![traffic_report()] };
+        let receipts = Receipts {
+            receipts: vec![receipt],
+            webhooks: vec![webhook_report],
+            traffic: vec![traffic_report()],
+            watches: vec![watch_report()],
+        };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
         let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
         [
@@ -241,7 +265,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 receipts.encode_to_vec(),
-                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a490a090a016e1201701a0175123c08ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d",
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a490a090a016e1201701a0175123c08ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d22240a090a016e1201701a0175121708ac0212100a0167120172180122016e280130ac021801",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),
@@ -252,6 +276,22 @@ mod tests {
             ),
             (Renewed { confirmed: vec![pod()] }.encode_to_vec(), "0a090a016e1201701a0175"),
         ]
+    }
+
+    #[test]
+    fn the_largest_report_on_watches_fits() {
+        let namespaces = |count| vec!["n".repeat(63); count];
+        let kind = |at| WatchedKind {
+            group: "g".repeat(253),
+            resource: "r".repeat(253),
+            namespaces: if at == 0 { namespaces(MAX_WATCHED_NAMESPACES) } else { Vec::new() },
+            last_watched: u64::MAX,
+            ..WatchedKind::default()
+        };
+        let watched = Watched { since: u64::MAX, kinds: (0..MAX_WATCHED_KINDS).map(kind).collect(), more: true };
+        let pod = PodId { namespace: "n".repeat(63), name: "p".repeat(253), uid: "u".repeat(36) };
+        let report = WatchReport { pod: Some(pod), watched: Some(watched) };
+        assert!(Report { content: Some(Content::Watches(report)) }.encoded_len() <= MAX_REPORT_BYTES);
     }
 
     #[test]

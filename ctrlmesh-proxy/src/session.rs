@@ -135,6 +135,8 @@ impl ServedPod {
         let Self { policy, history, writes, guards, traffic, webhook, gone, .. } = self.clone();
         drain.spawn(guards.follow(publish.guards, drain.clone(), gone.clone()));
         drain.spawn(webhook.report(publish.webhook, drain.clone(), gone.clone()));
+        let watched = traffic.watched.clone();
+        drain.spawn(watched.report(policy.clone(), publish.watches, drain.clone(), gone.clone()));
         drain.spawn(traffic.report(policy.clone(), publish.traffic, drain.clone(), gone.clone()));
         let under_way = UnderWay { policy, writes, history };
         drain.spawn(under_way.settle(timeout, publish.settled, drain.clone(), gone));

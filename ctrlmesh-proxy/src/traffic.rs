@@ -22,9 +22,11 @@ use crate::traffic::changes::{PodChanges, TakenWrite};
 
 mod changes;
 mod lock_holder;
+mod watches;
 
 pub(crate) use changes::Kind;
 pub(crate) use lock_holder::{HeldLock, LockHolder};
+pub(crate) use watches::{OpenWatch, PodWatches};
 
 /// The plural of the only locks of which it is known who holds them.
 pub(crate) const LEASES: &str = "leases";
@@ -48,6 +50,8 @@ pub struct PodTraffic {
     /// What its watches showed, until it is written.
     pub(crate) changes: PodChanges,
     pub(crate) lock: LockHolder,
+    /// Which kinds the pod watches.
+    pub(crate) watched: Arc<PodWatches>,
     /// What became of writes that were dry runs.
     pub(crate) shadow: PodShadow,
 }

@@ -35,7 +35,7 @@ use crate::metrics::Open;
 use crate::net::body::{BodyError, Relay};
 use crate::policy::{InForce, Reading};
 use crate::session::Session;
-use crate::traffic::{self, Kind};
+use crate::traffic::{self, Kind, OpenWatch};
 use crate::watch::lock_rename::LockRenamer;
 use crate::watch::splice::{RequestTemplate, SpliceOutcome, Transition};
 
@@ -67,7 +67,10 @@ pub(crate) struct Watch {
     /// The group and the plural of what it shows, where it is counted which changes are followed by writes.
     counted: Option<Box<Kind>>,
     state: State,
-    _open: Open,
+    /// As metrics count it.
+    _counted: Open,
+    /// As the manager is told of it, where it shows more than one name.
+    _open: Option<OpenWatch>,
 }
 
 /// The reads between two watches.
@@ -113,8 +116,13 @@ impl Watch {
         let WatchRequest { template, in_force, suspects } = watch;
         let info = template.info().ok();
         let counted = info.as_ref().and_then(|info| traffic::counted_changes(in_force.policy(), info));
-        let frames = info.and_then(|info| frames(&info, response.headers()));
-        let open = session.server.metrics.watch();
+        let frames = info.as_ref().and_then(|info| frames(info, response.headers()));
+        // The name that the lock has on the server must not reach the client.
+        if frames.is_none() && (rename.is_some() || !suspects.is_empty()) {
+            return Err(UnreadableFrames(Rc::new(template)));
+        }
+        let open = info.and_then(|info| session.traffic.watched.begin(&info));
+        let counted_open = session.server.metrics.watch();
         let (head, upstream) = response.into_parts();
         let mut this = Box::new(Self {
             session,
@@ -127,12 +135,9 @@ impl Watch {
             went_back: false,
             counted,
             state: State::Passing,
+            _counted: counted_open,
             _open: open,
         });
-        // The name that the lock has on the server must not reach the client.
-        if this.rename.is_some() && this.frames.is_none() {
-            return Err(UnreadableFrames(this.template.clone()));
-        }
         if !suspects.is_empty() {
             this.begin_spliced(head.clone(), suspects)?;
         }

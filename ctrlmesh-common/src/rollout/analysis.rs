@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::api::CheckVerdict;
-use crate::wire::FIRST_WRITE_BOUNDS;
+use crate::policy::FIRST_WRITE_BOUNDS;
 
 /// Fewest requests of each revision from which anything follows.
 const MIN_REQUESTS: u64 = 5;

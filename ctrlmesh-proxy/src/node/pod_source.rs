@@ -126,7 +126,7 @@ impl PodSource {
     pub(super) fn publish_webhook(&self, pod: &Pod) -> PublishWebhook {
         match self {
             Self::File(_) => PublishWebhook::default(),
-            Self::Manager(followed) => followed.webhooks.begin(pod.name.clone()),
+            Self::Manager(followed) => followed.reports.webhooks.begin(pod.name.clone()),
         }
     }
 

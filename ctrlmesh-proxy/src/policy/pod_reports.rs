@@ -1,5 +1,5 @@
-//! The states of pods, on their way to the manager: what guards have done, whether calls to webhooks are taken, and
-//! what requests come to.
+//! The states of pods, on their way to the manager: what guards have done, whether calls to webhooks are taken, what
+//! requests come to, and which kinds are watched.
 //!
 //! Each pod that is served publishes its states here. The stream to the manager sends what changed.
 
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ctrlmesh_common::wire::{GuardState, Traffic, WebhookState};
+use ctrlmesh_common::wire::{GuardState, Traffic, Watched, WebhookState};
 use ctrlmesh_runtime::drain::Drain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,9 @@ pub type WebhookReports = PodReports<WebhookState>;
 /// What the requests of all pods come to.
 pub type TrafficReports = PodReports<Traffic>;
 
+/// Which kinds all pods watch.
+pub type WatchReports = PodReports<Watched>;
+
 /// Where the guards of one pod publish their states.
 pub type PublishGuards = PublishState<[GuardState]>;
 
@@ -34,6 +37,22 @@ pub type PublishWebhook = PublishState<WebhookState>;
 
 /// Where the counts of one pod's requests are published.
 pub type PublishTraffic = PublishState<Traffic>;
+
+/// Where it is published which kinds one pod watches.
+pub type PublishWatches = PublishState<Watched>;
+
+/// Everything that is reported of all pods.
+#[derive(Clone, Debug, Default)]
+pub struct AllReports {
+    /// What guards have done.
+    pub guards: GuardReports,
+    /// Whether calls to webhooks are taken.
+    pub webhooks: WebhookReports,
+    /// What requests come to.
+    pub traffic: TrafficReports,
+    /// Which kinds are watched.
+    pub watches: WatchReports,
+}
 
 /// Publishes until shutdown, or until the pod is `gone`.
 pub(crate) async fn while_served(

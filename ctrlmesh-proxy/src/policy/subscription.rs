@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::api_servers::Servers;
 use super::settle::SettledPolicies;
 use super::store::{PodPolicies, Store};
-use super::{GuardReports, PodName, StoreError, TrafficReports, Validities, WebhookReports};
+use super::{AllReports, PodName, StoreError, Validities};
 use crate::manager_client::Endpoint;
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
@@ -72,9 +72,7 @@ pub struct Client {
     unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
     settled: SettledPolicies,
-    guards: GuardReports,
-    webhooks: WebhookReports,
-    traffic: TrafficReports,
+    reports: AllReports,
     validities: Validities,
     /// While there is a stream.
     link: watch::Sender<Option<Link>>,
@@ -94,12 +92,8 @@ pub struct Subscription {
     pub servers: watch::Receiver<Arc<[SocketAddr]>>,
     /// A policy is acknowledged once it is settled.
     pub settled: SettledPolicies,
-    /// What guards have done is reported from here.
-    pub guards: GuardReports,
-    /// Whether calls to webhooks are taken is reported from here.
-    pub webhooks: WebhookReports,
-    /// What requests come to is reported from here.
-    pub traffic: TrafficReports,
+    /// What the manager is told of pods.
+    pub reports: AllReports,
     /// Until when policies that lapse let writes pass.
     pub validities: Validities,
 }
@@ -137,16 +131,13 @@ pub fn follow(
     let (policies, current) = watch::channel(Arc::new(kept));
     let (whole, is_whole) = watch::channel(false);
     let servers = Servers::open(&manager.state);
-    let (settled, guards) = (SettledPolicies::default(), GuardReports::default());
-    let (webhooks, traffic, validities) = (WebhookReports::default(), TrafficReports::default(), Validities::default());
+    let (settled, reports, validities) = (SettledPolicies::default(), AllReports::default(), Validities::default());
     let followed = Subscription {
         policies: current,
         whole: is_whole,
         servers: servers.follow(),
         settled: settled.clone(),
-        guards: guards.clone(),
-        webhooks: webhooks.clone(),
-        traffic: traffic.clone(),
+        reports: reports.clone(),
         validities: validities.clone(),
     };
     let client = Client {
@@ -157,9 +148,7 @@ pub fn follow(
         unsaved: Mutex::new(false),
         whole,
         settled,
-        guards,
-        webhooks,
-        traffic,
+        reports,
         validities,
         link: watch::Sender::new(None),
         servers,
@@ -264,7 +253,7 @@ impl Client {
             epoch: kept.policy.epoch,
             operator: kept.operator.clone(),
             version: kept.version,
-            webhook: self.webhooks.of(pod).map(|state| (*state).clone()),
+            webhook: self.reports.webhooks.of(pod).map(|state| (*state).clone()),
         });
         let (node, pod) = match &self.served {
             Subscriber::Pod(pod) => (String::new(), Some(PodId::of(pod, ""))),
@@ -380,9 +369,7 @@ mod tests {
             unsaved: Mutex::new(false),
             whole: watch::Sender::new(false),
             settled: SettledPolicies::default(),
-            guards: GuardReports::default(),
-            webhooks: WebhookReports::default(),
-            traffic: TrafficReports::default(),
+            reports: AllReports::default(),
             validities: Validities::default(),
             link: watch::Sender::new(None),
             servers: Servers::open(&state),

@@ -334,7 +334,7 @@ impl Session {
                 }
             }
             (Some(asked), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                response.extensions_mut().insert(UpgradedWatch::new(asked));
+                response.extensions_mut().insert(UpgradedWatch::new(self, asked));
                 Ok(response.map(Content::Plain))
             }
             (_, Some(rename)) => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::policy::Reading;
 use crate::session::Session;
+use crate::traffic::OpenWatch;
 use crate::watch::WatchRequest;
 use crate::watch::splice::RequestTemplate;
 
@@ -12,11 +13,13 @@ use crate::watch::splice::RequestTemplate;
 pub(crate) struct UpgradedWatch {
     template: RequestTemplate,
     in_force: Reading,
+    _open: Option<OpenWatch>,
 }
 
 impl UpgradedWatch {
-    pub(crate) fn new(watch: WatchRequest) -> Arc<Self> {
-        Arc::new(Self { template: watch.template, in_force: watch.in_force })
+    pub(crate) fn new(session: &Session, watch: WatchRequest) -> Arc<Self> {
+        let open = watch.template.info().ok().and_then(|info| session.traffic.watched.begin(&info));
+        Arc::new(Self { template: watch.template, in_force: watch.in_force, _open: open })
     }
 
     /// Completes when the policy means another watch, or when shutdown begins.

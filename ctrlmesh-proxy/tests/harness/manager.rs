@@ -146,12 +146,27 @@ impl Stream {
 
     /// Whether the proxy has said nothing more.
     pub(crate) fn is_silent(&mut self) -> bool {
-        self.reports.try_recv().is_err()
+        while let Ok(report) = self.reports.try_recv() {
+            if !is_on_watches(&report) {
+                return false;
+            }
+        }
+        true
     }
 
+    /// The next report. Those on watches come at any time, and are passed over.
     async fn report(&mut self) -> Report {
-        soon("a report", self.reports.recv()).await.unwrap()
+        loop {
+            let report = soon("a report", self.reports.recv()).await.unwrap();
+            if !is_on_watches(&report) {
+                return report;
+            }
+        }
     }
+}
+
+fn is_on_watches(report: &Report) -> bool {
+    matches!(report.content, Some(Content::Watches(_)))
 }
 
 fn follow(request: Request<Incoming>, begun: &mpsc::UnboundedSender<Stream>) -> Response<Channel<Bytes, io::Error>> {

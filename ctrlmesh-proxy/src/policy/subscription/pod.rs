@@ -10,7 +10,7 @@ use super::Subscription;
 use crate::metrics::Metrics;
 use crate::policy::enforce::show;
 use crate::policy::settle::Publish;
-use crate::policy::{Current, PodName, PublishGuards, PublishTraffic, PublishWebhook, Validity};
+use crate::policy::{Current, PodName, PublishGuards, PublishTraffic, PublishWatches, PublishWebhook, Validity};
 
 /// What one pod is served by.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct Publications {
     pub webhook: PublishWebhook,
     /// What its requests come to.
     pub traffic: PublishTraffic,
+    /// Which kinds it watches.
+    pub watches: PublishWatches,
 }
 
 /// Waits for the policy of `pod`, and follows it until shutdown. Nothing may be served before: a request that passes
@@ -56,9 +58,13 @@ pub fn policy_now(
 ) -> Option<PodSubscription> {
     // First, so that no policy after the one that is read here is acknowledged before it is settled.
     let settled = followed.settled.begin(pod.clone());
-    let (guards, webhook) = (followed.guards.begin(pod.clone()), followed.webhooks.begin(pod.clone()));
-    let traffic = followed.traffic.begin(pod.clone());
-    let publish = Publications { settled, guards, webhook, traffic };
+    let publish = Publications {
+        settled,
+        guards: followed.reports.guards.begin(pod.clone()),
+        webhook: followed.reports.webhooks.begin(pod.clone()),
+        traffic: followed.reports.traffic.begin(pod.clone()),
+        watches: followed.reports.watches.begin(pod.clone()),
+    };
     let validity = followed.validities.of(&pod);
     let mut policies = followed.policies;
     let first = policies.borrow_and_update().get(&pod)?.policy.clone();
@@ -99,7 +105,7 @@ mod tests {
     use super::*;
     use crate::policy::settle::SettledPolicies;
     use crate::policy::store::PodPolicies;
-    use crate::policy::{GuardReports, TrafficReports, Validities, WebhookReports};
+    use crate::policy::{AllReports, Validities};
 
     #[tokio::test]
     async fn an_equal_policy_is_no_change() {
@@ -115,9 +121,7 @@ mod tests {
             whole,
             servers,
             settled: SettledPolicies::default(),
-            guards: GuardReports::default(),
-            webhooks: WebhookReports::default(),
-            traffic: TrafficReports::default(),
+            reports: AllReports::default(),
             validities: Validities::default(),
         };
         let PodSubscription { policy: mut current, publish: _publish, .. } =

@@ -1,9 +1,11 @@
-//! Reports to the manager what guards have done, whether calls to webhooks are taken, and what requests come to.
+//! Reports to the manager what guards have done, whether calls to webhooks are taken, what requests come to, and which
+//! kinds are watched.
 
 use std::sync::Arc;
 
 use ctrlmesh_common::wire::{
-    Content, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport, WebhookReport, WebhookState,
+    Content, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport, WatchReport, Watched, WebhookReport,
+    WebhookState,
 };
 use tokio::sync::mpsc;
 
@@ -18,9 +20,10 @@ type ContentOf<S> = fn(PodId, Option<&S>) -> Content;
 impl Client {
     /// Reports the states of all pods, and then each change, until the stream ends.
     pub(super) fn report_states(&self, reports: &mpsc::Sender<Report>) {
-        self.report(&self.guards, guard_report, reports.clone());
-        self.report(&self.webhooks, webhook_report, reports.clone());
-        self.report(&self.traffic, traffic_report, reports.clone());
+        self.report(&self.reports.guards, guard_report, reports.clone());
+        self.report(&self.reports.webhooks, webhook_report, reports.clone());
+        self.report(&self.reports.traffic, traffic_report, reports.clone());
+        self.report(&self.reports.watches, watch_report, reports.clone());
     }
 
     fn report<S: ?Sized + Send + Sync + 'static>(
@@ -59,6 +62,10 @@ fn webhook_report(pod: PodId, state: Option<&WebhookState>) -> Content {
 
 fn traffic_report(pod: PodId, traffic: Option<&Traffic>) -> Content {
     Content::Traffic(TrafficReport { pod: Some(pod), traffic: traffic.cloned() })
+}
+
+fn watch_report(pod: PodId, watched: Option<&Watched>) -> Content {
+    Content::Watches(WatchReport { pod: Some(pod), watched: watched.cloned() })
 }
 
 /// What is not in `sent` yet, of pods that the manager has sent policies of. A pod that has no state any more is
