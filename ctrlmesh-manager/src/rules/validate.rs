@@ -83,6 +83,7 @@ fn beside_others(config: &ShardingConfig, others: &[&ShardingConfig], pods: Opti
     name(config, &mut report);
     spec(&config.spec, &mut report);
     lock(config, &mut report);
+    unserved::check_wildcard(&config.spec, &mut report);
     schema::of_spec("ShardingConfig", &config.spec, &mut report);
     if report.errors.is_empty() {
         let others = of_namespace(config, others);

@@ -184,6 +184,26 @@ fn selector_and_limits_of_a_root_are_ignored_with_a_warning() {
 }
 
 #[test]
+fn a_root_is_warned_of_what_a_wildcard_makes_vanish() {
+    let warned = |resources: &str| {
+        let report = sharding_config(&root("root", "", "op", resources), &[], None);
+        assert_eq!(report.errors, [], "{resources}");
+        let of_field = |one: &&Problem| one.field == "spec.root.resourceSelector";
+        report.warnings.iter().find(of_field).map(|one| one.message.clone())
+    };
+    let entry = |group: &str, resource: &str| format!("{{apiGroups: ['{group}'], resources: ['{resource}']}}");
+    let only = |entries: &[String]| format!(", resourceSelector: [{{relateResources: [{}]}}]", entries.join(", "));
+    let every = "a wildcard also limits events, events.events.k8s.io, leases.coordination.k8s.io, whose";
+    for resources in [String::new(), ", resourceSelector: [{}]".to_owned(), only(&[entry("*", "*")])] {
+        assert!(warned(&resources).unwrap().starts_with(every), "{resources}");
+    }
+    assert!(warned(&only(&[entry("", "*")])).unwrap().starts_with("a wildcard also limits events, whose"));
+    for resources in [only(&[entry("apps", "*")]), only(&[entry("", "*"), entry("", "events")])] {
+        assert_eq!(warned(&resources), None, "{resources}");
+    }
+}
+
+#[test]
 fn the_name_of_the_shards_own_lock_must_be_one() {
     let spec = |lock: usize| {
         format!(

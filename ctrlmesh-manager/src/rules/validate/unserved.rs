@@ -2,6 +2,7 @@
 
 use ctrlmesh_common::api::{Expression, LabelSelector, RelatedResources, SelectorOperator, ShardingConfigSpec};
 use ctrlmesh_common::names::resource_list;
+use ctrlmesh_common::resource::ResourceMatch;
 
 use super::Report;
 
@@ -44,6 +45,37 @@ pub(super) fn check_labelled(
                 ),
             );
         }
+    }
+}
+
+/// Resources that `*` limits, and whose objects are not labelled.
+const NEVER_LABELLED: [(&str, &str); 3] =
+    [("", "events"), ("events.k8s.io", "events"), ("coordination.k8s.io", "leases")];
+
+/// Warns of a root that limits, by a wildcard, what nobody labels: no shard is shown any of it.
+pub(super) fn check_wildcard(spec: &ShardingConfigSpec, report: &mut Report) {
+    let Some(root) = &spec.root else { return };
+    let named: Vec<ResourceMatch> =
+        root.resource_selector.iter().flat_map(|one| &one.relate_resources).map(ResourceMatch::from).collect();
+    let is_everything = root.resource_selector.iter().any(|one| one.relate_resources.is_empty());
+    let is_everything = is_everything || root.resource_selector.is_empty();
+    let vanishes = |(group, resource): &&(&str, &str)| {
+        let is_written_out = |one: &ResourceMatch| one.resources.iter().any(|name| name == resource);
+        let mut covering = named.iter().filter(|one| one.covers(group, resource)).peekable();
+        (is_everything || covering.peek().is_some()) && !covering.any(is_written_out)
+    };
+    let full = |(group, resource): &(&str, &str)| {
+        if group.is_empty() { (*resource).to_owned() } else { format!("{resource}.{group}") }
+    };
+    let vanishing: Vec<String> = NEVER_LABELLED.iter().filter(vanishes).map(full).collect();
+    if !vanishing.is_empty() {
+        report.warning(
+            "spec.root.resourceSelector",
+            format!(
+                "a wildcard also limits {}, whose objects are not labelled: lists and watches of all shards show none of them. Name the resources that the operator divides",
+                vanishing.join(", ")
+            ),
+        );
     }
 }
 
