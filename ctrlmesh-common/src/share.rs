@@ -1,6 +1,6 @@
-//! Compiles the policy of one ShardingConfig.
+//! Compiles the policy of one ShardingConfig, and says which objects a root divides.
 
-use crate::api::{self, ShardingConfig};
+use crate::api::{self, LabelSelector, Root, ShardingConfig};
 use crate::policy::{Limit, Lock, Policy};
 use crate::resource::ResourceMatch;
 use crate::selector::{RequirementError, Selector};
@@ -58,6 +58,21 @@ pub fn policy(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShareE
     Ok(Policy { limits: limits.collect::<Result<_, _>>()?, lock, ..Policy::default() })
 }
 
+/// Which objects of a resource a root divides: those that all its selectors for the resource match. `None`: none of
+/// them names it. A selector that cannot be read selects nothing.
+pub fn divided(root: &Root, group: &str, plural: &str) -> Option<Selector> {
+    if root.resource_selector.is_empty() {
+        return Some(Selector::everything());
+    }
+    let covering = root.resource_selector.iter().filter(|one| {
+        let mut resources = one.relate_resources.iter().map(ResourceMatch::from);
+        one.relate_resources.is_empty() || resources.any(|one| one.covers(group, plural))
+    });
+    let selector = |objects: &LabelSelector| Selector::try_from(objects).unwrap_or_else(|_| Selector::nothing());
+    let selectors = covering.map(|one| one.selector.as_ref().map_or_else(Selector::everything, selector));
+    selectors.reduce(|all, one| all.and(&one))
+}
+
 fn compiled(at: usize, limit: &api::Limit) -> Result<Limit, ShareError> {
     if limit.is_in_both_spellings() {
         return Err(ShareError::Twice { limit: at });
@@ -109,5 +124,22 @@ mod tests {
             let both = format!("[{{{beside}, objectSelector: {{selector: {{matchLabels: {{team: b}}}}}}}}]");
             assert_eq!(policy(&config(&both), "ns"), Err(ShareError::Twice { limit: 0 }));
         }
+    }
+
+    #[test]
+    fn a_root_divides_what_all_its_selectors_for_a_resource_match() {
+        let root = |selectors: &str| -> Root {
+            serde_saphyr::from_str(&format!("{{prefix: a, resourceSelector: [{selectors}]}}")).unwrap()
+        };
+        let sites = "relateResources: [{apiGroups: [web.example.com], resources: [sites]}]";
+        let team = |team: &str| format!("{{{sites}, selector: {{matchLabels: {{team: {team}}}}}}}");
+        let divided = |root: &Root, plural| divided(root, "web.example.com", plural).map(|one| one.to_string());
+        assert_eq!(divided(&root(""), "sites").as_deref(), Some(""));
+        assert_eq!(divided(&root("{}"), "sites").as_deref(), Some(""));
+        let both = root(&format!("{}, {{selector: {{matchLabels: {{tier: x}}}}}}", team("a")));
+        assert_eq!(divided(&both, "sites").as_deref(), Some("team=a,tier=x"));
+        assert_eq!(divided(&both, "pages").as_deref(), Some("tier=x"));
+        assert_eq!(divided(&root(&team("a")), "pages"), None);
+        assert_eq!(super::divided(&root(&team("'a b'")), "web.example.com", "sites"), Some(Selector::nothing()));
     }
 }

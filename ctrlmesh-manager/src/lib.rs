@@ -19,6 +19,7 @@ pub mod push;
 pub mod rollout;
 pub mod install;
 pub mod app;
+pub mod audit;
 mod command;
 
 pub use command::{command, main};

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 /// Types of conditions that are True where all is well.
-const GOOD: [&str; 5] = ["Accepted", "Labelled", "Programmed", "Settled", "WebhookRouted"];
+const GOOD: [&str; 6] = ["Accepted", "Labelled", "Owned", "Programmed", "Settled", "WebhookRouted"];
 
 /// Types of conditions that are True where something is wrong.
 const BAD: [&str; 2] = ["Degraded", "RolledBack"];
@@ -38,6 +38,8 @@ mod tests {
             ("Accepted", "True", "Valid", false),
             ("Accepted", "False", "Invalid", true),
             ("Settled", "Unknown", "Unknown", true),
+            ("Owned", "True", "EveryObject", false),
+            ("Owned", "False", "Unowned", true),
             ("Degraded", "True", "ProxyAway", true),
             ("Degraded", "False", "AsExpected", false),
             ("RolledBack", "True", "Failed", true),

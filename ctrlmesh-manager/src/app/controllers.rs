@@ -19,6 +19,7 @@ use tracing::warn;
 use crate::admission::webhook::Route;
 use crate::app::api_client::{self, ReachError};
 use crate::app::context::Context;
+use crate::audit::{AuditMetrics, Auditor, Ownerships};
 use crate::cluster::cache::Cache;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::evidence::{EvidenceFollower, InForce};
@@ -55,6 +56,7 @@ pub(super) struct ControllerMetrics {
     labels: LabelMetrics,
     migration: MigrationMetrics,
     rollouts: RolloutMetrics,
+    audit: AuditMetrics,
 }
 
 impl ControllerMetrics {
@@ -63,6 +65,7 @@ impl ControllerMetrics {
             labels: LabelMetrics::register(registry),
             migration: MigrationMetrics::register(registry),
             rollouts: RolloutMetrics::register(registry),
+            audit: AuditMetrics::register(registry),
         }
     }
 }
@@ -93,7 +96,7 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
         counts: ObjectCounts::default(),
     };
     let reported = labels.clone();
-    let decisions = watch::Sender::default();
+    let (decisions, findings) = (watch::Sender::default(), watch::Sender::default());
     let control = ClusterWriter {
         client: context.client.clone(),
         recorder: EventRecorder::new(context.client.clone(), REPORTER.into()),
@@ -101,12 +104,14 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
         labels: move |configs: &[ShardingConfig]| (reported.unlabelled(), reported.progress.coverages(configs)),
         fences: context.fences.subscribe(),
         rollouts: decisions.subscribe(),
+        ownerships: findings.subscribe(),
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
     drain.spawn_until_started(rules_writer::<CircuitBreaker>(context, &plans, &labels).run());
     drain.spawn_until_started(rules_writer::<FaultInjection>(context, &plans, &labels).run());
     try_versions(context, &plans, &labels, decisions, counted.rollouts);
+    drain.spawn_until_started(auditor(context, &plans, &labels, counted.audit, findings).run());
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
@@ -135,6 +140,24 @@ fn try_versions(
         drain: context.drain.clone(),
     };
     context.drain.spawn_until_started(controller.run());
+}
+
+/// Compares who owns what with who watches it, while this replica leads.
+fn auditor(
+    context: &Context,
+    plans: &Plans,
+    labels: &LabelState,
+    metrics: AuditMetrics,
+    findings: watch::Sender<Arc<Ownerships>>,
+) -> Auditor {
+    Auditor {
+        plans: plans.clone(),
+        store: Arc::clone(&context.store),
+        objects: labels.counts.clone(),
+        leadership: context.leadership.clone(),
+        metrics,
+        findings,
+    }
 }
 
 /// Keeps the fences in the API server, and asks what they enforce, while this replica leads.

@@ -6,7 +6,7 @@
 //! All kinds share one rate limit, in order of their requests, so none starves. New objects and namespaces do not wait
 //! for old ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,6 +64,17 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Name of the role that the manager proposes for the listed kinds.
 const ROLE: &str = "ctrlmesh-labels";
 
+/// By the name of the kind.
+type Followers = BTreeMap<String, Follower>;
+
+/// What follows one kind.
+struct Follower {
+    kind: Kind,
+    /// Those of its objects that are kept, beside our own.
+    label_keys: BTreeSet<String>,
+    ends: CancellationToken,
+}
+
 /// What was reported of the list.
 #[derive(Default)]
 struct Reported {
@@ -109,7 +120,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         let unfinished = self.unfinished(NAMESPACES);
         let namespaces = Arc::clone(&self).follow_namespaces(unfinished);
         spawn(&drain, &all, namespaces);
-        let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
+        let mut running = Followers::new();
         let mut triggers = pin!(self.triggers());
         let list = ListProgress::new(&self.metrics.unfinished, &self.progress);
         let (mut wanted, mut reported, mut kept) = (WantedKinds::default(), Reported::default(), None);
@@ -117,7 +128,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             let look = wanted.look(&self.client, &self.namespace, &self.cache, &self.progress);
             let (found, named) = Box::pin(look).await;
             // First the followers, so that a kind that a root names is known to be unfinished.
-            self.change(&wanted.granted, &mut running, &all, &drain);
+            self.change(&wanted, &mut running, &all, &drain);
             self.progress.name(named);
             Box::pin(self.report(&list, &found, &wanted.listed_without_rights(), &mut reported)).await;
             Box::pin(self.keep_at_once(&wanted.granted, &mut kept)).await;
@@ -185,29 +196,29 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     }
 
     /// Starts the followers of new kinds and ends those of removed ones.
-    fn change(
-        self: &Arc<Self>,
-        kinds: &BTreeMap<String, Kind>,
-        running: &mut BTreeMap<String, (Kind, CancellationToken)>,
-        all: &CancellationToken,
-        drain: &Drain,
-    ) {
-        running.retain(|name, (kind, token)| {
-            let stays = kinds.get(name) == Some(kind);
+    fn change(self: &Arc<Self>, wanted: &WantedKinds, running: &mut Followers, all: &CancellationToken, drain: &Drain) {
+        let kinds = &wanted.granted;
+        running.retain(|name, follower| {
+            let stays = kinds.get(name) == Some(&follower.kind);
             if !stays {
                 info!(kind = name, "no longer labelled");
-                token.cancel();
+            }
+            // By further labels, its objects have to be listed anew.
+            let stays = stays && wanted.label_keys(&follower.kind).is_subset(&follower.label_keys);
+            if !stays {
+                follower.ends.cancel();
             }
             stays
         });
         for (name, kind) in kinds {
             running.entry(name.clone()).or_insert_with(|| {
                 info!(kind = name, "labelled from now on");
-                let token = all.child_token();
+                let (ends, label_keys) = (all.child_token(), wanted.label_keys(kind));
                 let unfinished = self.unfinished(name);
-                let follow = kind_follower::follow(Arc::clone(self), name.clone(), kind.clone(), unfinished);
-                spawn(drain, &token, follow);
-                (kind.clone(), token)
+                let (labels, kind) = (Arc::clone(self), kind.clone());
+                let follow = kind_follower::follow(labels, name.clone(), kind.clone(), label_keys.clone(), unfinished);
+                spawn(drain, &ends, follow);
+                Follower { kind, label_keys, ends }
             });
         }
         self.metrics.kinds.set(i64::try_from(running.len()).unwrap_or(i64::MAX));

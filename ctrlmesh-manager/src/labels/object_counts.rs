@@ -1,16 +1,20 @@
-//! Counts the objects of each labelled kind, by namespace.
+//! Counts the objects of each labelled kind, by namespace and by the labels that somebody selects by.
 //!
 //! The watches that label objects show all of them anyway. Of an object of cluster scope, its slot is kept.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 
-use ctrlmesh_common::slots::{NamespaceHash, Slot};
+use ctrlmesh_common::slots::Slot;
 use ctrlmesh_runtime::sync::lock;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::Kind;
+
+mod objects;
+
+use objects::Objects;
+pub use objects::{AlikeObjects, KeptBy};
 
 /// The counts of the kinds that this replica labels. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -40,25 +44,21 @@ struct KindObjects {
     listing: Option<Objects>,
 }
 
-/// Hashes of names: two of one namespace that are equal would count once, which is one chance in 10^13 with a thousand
-/// objects.
-#[derive(Debug, Default)]
-struct Objects {
-    by_namespace: HashMap<String, Names>,
-    of_cluster: BTreeMap<Slot, HashSet<u64>>,
-}
-
-/// The objects of a namespace.
-#[derive(Debug)]
-struct Names {
-    slot: Slot,
-    hashes: HashSet<u64>,
-}
-
 /// How many objects of a kind there are somewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     Objects(u64),
+    /// They are listed for the first time.
+    InProgress,
+    /// The kind cannot be listed any more.
+    Stale,
+    /// The kind is not labelled.
+    Unlabelled,
+}
+
+/// The objects of a kind, as far as they are known.
+pub enum ListedKind<'a> {
+    Objects(Box<dyn Iterator<Item = AlikeObjects<'a>> + 'a>),
     /// They are listed for the first time.
     InProgress,
     /// The kind cannot be listed any more.
@@ -73,7 +73,7 @@ pub(super) struct KindCounter {
     counts: ObjectCounts,
     kind: String,
     number: u64,
-    hash: NamespaceHash,
+    by: KeptBy,
 }
 
 impl ObjectCounts {
@@ -85,7 +85,10 @@ impl ObjectCounts {
         for kind in state.kinds.values().filter(|kind| kind.group == group && kind.plural == plural) {
             counted = match &kind.listed {
                 _ if kind.is_stale => Counted::Stale,
-                Some(objects) => Counted::Objects(objects.count(&is_there)),
+                Some(objects) => {
+                    let there = objects.counts().filter(|(slot, namespace, _)| is_there(*slot, *namespace));
+                    Counted::Objects(there.map(|(_, _, count)| count).sum())
+                }
                 None => Counted::InProgress,
             };
             if matches!(counted, Counted::Objects(_)) {
@@ -114,16 +117,38 @@ impl ObjectCounts {
             if !seen.insert((&kind.group, &kind.plural)) {
                 continue;
             }
-            for (namespace, names) in &objects.by_namespace {
-                visit(names.slot, Some(namespace), names.hashes.len() as u64);
-            }
-            for (slot, hashes) in &objects.of_cluster {
-                visit(*slot, None, hashes.len() as u64);
-            }
+            objects.counts().for_each(|(slot, namespace, count)| visit(slot, namespace, count));
         }
         let is_complete = is_complete && !seen.is_empty();
         drop(state);
         is_complete
+    }
+
+    /// Group and plural of all kinds that are labelled.
+    pub fn kinds(&self) -> BTreeSet<(String, String)> {
+        let state = lock(&self.0);
+        state.kinds.values().map(|kind| (kind.group.clone(), kind.plural.clone())).collect()
+    }
+
+    /// What `read` makes of the objects of a kind.
+    pub fn with_kind<T>(&self, group: &str, plural: &str, read: impl FnOnce(ListedKind<'_>) -> T) -> T {
+        let state = lock(&self.0);
+        let is_it = |kind: &&KindObjects| kind.group == group && kind.plural == plural;
+        let mut listed = ListedKind::Unlabelled;
+        // A kind may be listed in two versions.
+        for kind in state.kinds.values().filter(is_it) {
+            listed = match &kind.listed {
+                _ if kind.is_stale => ListedKind::Stale,
+                Some(objects) => ListedKind::Objects(Box::new(objects.alike())),
+                None => ListedKind::InProgress,
+            };
+            if matches!(listed, ListedKind::Objects(_)) {
+                break;
+            }
+        }
+        let made = read(listed);
+        drop(state);
+        made
     }
 
     /// Grows with every change.
@@ -134,11 +159,19 @@ impl ObjectCounts {
     /// Of one kind, whose list is complete, with these objects by namespace and name.
     #[cfg(test)]
     pub fn of_kind(group: &str, plural: &str, objects: &[(Option<&str>, &str)]) -> Self {
-        let mut listed = Objects::default();
-        for (namespace, name) in objects {
+        let object = |(namespace, name): &(Option<&str>, &str)| {
             let (name, namespace) = (Some((*name).to_owned()), namespace.map(str::to_owned));
-            let object = ObjectMeta { name, namespace, ..ObjectMeta::default() };
-            listed.insert(&object, NamespaceHash::default());
+            ObjectMeta { name, namespace, ..ObjectMeta::default() }
+        };
+        Self::of_metadata(group, plural, objects.iter().map(object), &KeptBy::default())
+    }
+
+    /// The same, of objects with labels.
+    #[cfg(test)]
+    pub fn of_metadata(group: &str, plural: &str, objects: impl IntoIterator<Item = ObjectMeta>, by: &KeptBy) -> Self {
+        let mut listed = Objects::default();
+        for object in objects {
+            listed.insert(&object, by);
         }
         let (group, plural) = (group.to_owned(), plural.to_owned());
         let kind = KindObjects { group, plural, listed: Some(listed), ..KindObjects::default() };
@@ -146,8 +179,16 @@ impl ObjectCounts {
         Self(Arc::new(Mutex::new(State { kinds, ..State::default() })))
     }
 
+    /// Adds a kind that is being listed.
+    #[cfg(test)]
+    pub fn add_unlisted(&self, group: &str, plural: &str) {
+        let (group, name) = (group.to_owned(), plural.to_owned());
+        let kind = KindObjects { group, plural: name.clone(), ..KindObjects::default() };
+        lock(&self.0).kinds.insert(name, kind);
+    }
+
     /// Begins to count a kind, which is complete after its first list.
-    pub(super) fn counter(&self, name: &str, kind: &Kind, hash: NamespaceHash) -> KindCounter {
+    pub(super) fn counter(&self, name: &str, kind: &Kind, by: KeptBy) -> KindCounter {
         let (group, plural) = (kind.resource.group.clone(), kind.resource.plural.clone());
         let mut state = lock(&self.0);
         state.counters += 1;
@@ -155,7 +196,7 @@ impl ObjectCounts {
         let objects = KindObjects { counter: number, group, plural, ..KindObjects::default() };
         state.kinds.insert(name.to_owned(), objects);
         drop(state);
-        KindCounter { counts: self.clone(), kind: name.to_owned(), number, hash }
+        KindCounter { counts: self.clone(), kind: name.to_owned(), number, by }
     }
 }
 
@@ -182,13 +223,11 @@ impl KindCounter {
     }
 
     pub(super) fn there_is(&self, object: &ObjectMeta) {
-        let hash = self.hash;
-        self.change(|kind| kind.current().insert(object, hash));
+        self.change(|kind| kind.current().insert(object, &self.by));
     }
 
     pub(super) fn there_is_no(&self, object: &ObjectMeta) {
-        let hash = self.hash;
-        self.change(|kind| kind.current().remove(object, hash));
+        self.change(|kind| kind.current().remove(object, &self.by));
     }
 
     /// `change` says whether a count is another one.
@@ -216,52 +255,6 @@ impl KindObjects {
     }
 }
 
-impl Objects {
-    /// Whether the object is new here.
-    fn insert(&mut self, object: &ObjectMeta, hash: NamespaceHash) -> bool {
-        let hashes = match &object.namespace {
-            Some(namespace) => {
-                let empty = || Names { slot: hash.slot(namespace), hashes: HashSet::new() };
-                &mut self.by_namespace.entry(namespace.clone()).or_insert_with(empty).hashes
-            }
-            None => self.of_cluster.entry(own_slot(object, hash)).or_default(),
-        };
-        hashes.insert(name_hash(object))
-    }
-
-    /// Whether the object was here.
-    fn remove(&mut self, object: &ObjectMeta, hash: NamespaceHash) -> bool {
-        let Some(namespace) = &object.namespace else {
-            let hashes = self.of_cluster.get_mut(&own_slot(object, hash));
-            return hashes.is_some_and(|hashes| hashes.remove(&name_hash(object)));
-        };
-        let Some(names) = self.by_namespace.get_mut(namespace) else { return false };
-        let was_here = names.hashes.remove(&name_hash(object));
-        if names.hashes.is_empty() {
-            self.by_namespace.remove(namespace);
-        }
-        was_here
-    }
-
-    fn count(&self, is_there: impl Fn(Slot, Option<&str>) -> bool) -> u64 {
-        let namespaced = self.by_namespace.iter();
-        let namespaced = namespaced.filter(|(namespace, names)| is_there(names.slot, Some(namespace.as_str())));
-        let of_cluster = self.of_cluster.iter().filter(|(slot, _)| is_there(**slot, None)).map(|(_, hashes)| hashes);
-        namespaced.map(|(_, names)| &names.hashes).chain(of_cluster).map(|hashes| hashes.len() as u64).sum()
-    }
-}
-
-/// The slot of an object of cluster scope.
-fn own_slot(object: &ObjectMeta, hash: NamespaceHash) -> Slot {
-    hash.slot(object.name.as_deref().unwrap_or_default())
-}
-
-fn name_hash(object: &ObjectMeta) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    object.name.hash(&mut hasher);
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use kube::core::{ApiResource, GroupVersionKind};
@@ -285,9 +278,9 @@ mod tests {
 
     #[test]
     fn objects_count_once_the_first_list_is_complete() {
-        let (counts, hash) = (ObjectCounts::default(), NamespaceHash::default());
+        let (counts, by) = (ObjectCounts::default(), KeptBy::default());
         assert_eq!(all(&counts), Counted::Unlabelled);
-        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), hash);
+        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), by.clone());
         counter.list_begins();
         for (namespace, name) in [("a", "one"), ("a", "two"), ("b", "one")] {
             counter.there_is(&object(Some(namespace), name));
@@ -310,7 +303,7 @@ mod tests {
     #[test]
     fn what_was_known_counts_while_a_list_is_made_anew() {
         let counts = ObjectCounts::default();
-        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), NamespaceHash::default());
+        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), KeptBy::default());
         counter.list_begins();
         counter.there_is(&object(Some("a"), "one"));
         counter.list_ends();
@@ -325,7 +318,7 @@ mod tests {
     #[test]
     fn only_what_changes_a_count_is_a_change() {
         let counts = ObjectCounts::default();
-        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), NamespaceHash::default());
+        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), KeptBy::default());
         counter.list_begins();
         counter.there_is(&object(Some("a"), "one"));
         counter.list_ends();
@@ -336,14 +329,14 @@ mod tests {
         assert_eq!(counts.version(), before);
         counter.there_is_no(&object(Some("a"), "one"));
         assert_ne!(counts.version(), before);
-        let is_empty = |kind: &KindObjects| kind.listed.as_ref().unwrap().by_namespace.is_empty();
+        let is_empty = |kind: &KindObjects| kind.listed.as_ref().unwrap().counts().next().is_none();
         assert!(lock(&counts.0).kinds.values().all(is_empty));
     }
 
     #[test]
     fn a_kind_that_cannot_be_listed_any_more_is_stale_until_it_can() {
         let counts = ObjectCounts::default();
-        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), NamespaceHash::default());
+        let counter = counts.counter("websites.web.example.com/v1", &kind("v1"), KeptBy::default());
         counter.list_begins();
         counter.list_ends();
         counter.cannot_list();
@@ -356,9 +349,9 @@ mod tests {
 
     #[test]
     fn the_counter_of_a_former_kind_changes_nothing() {
-        let (counts, hash) = (ObjectCounts::default(), NamespaceHash::default());
-        let former = counts.counter("websites.web.example.com/v1", &kind("v1"), hash);
-        let present = counts.counter("websites.web.example.com/v1", &kind("v1"), hash);
+        let (counts, by) = (ObjectCounts::default(), KeptBy::default());
+        let former = counts.counter("websites.web.example.com/v1", &kind("v1"), by.clone());
+        let present = counts.counter("websites.web.example.com/v1", &kind("v1"), by.clone());
         present.list_begins();
         present.list_ends();
         former.there_is(&object(Some("a"), "one"));
@@ -368,14 +361,14 @@ mod tests {
 
     #[test]
     fn a_kind_in_two_versions_counts_once_and_is_gone_with_its_counter() {
-        let (counts, hash) = (ObjectCounts::default(), NamespaceHash::default());
-        let first = counts.counter("websites.web.example.com/v1", &kind("v1"), hash);
-        let second = counts.counter("websites.web.example.com/v2", &kind("v2"), hash);
+        let (counts, by) = (ObjectCounts::default(), KeptBy::default());
+        let first = counts.counter("websites.web.example.com/v1", &kind("v1"), by.clone());
+        let second = counts.counter("websites.web.example.com/v2", &kind("v2"), by.clone());
         second.list_begins();
         second.there_is(&object(None, "one"));
         second.list_ends();
         assert_eq!(all(&counts), Counted::Objects(1));
-        let slot = hash.slot("one");
+        let slot = by.hash.slot("one");
         let of_slot = counts.count("web.example.com", "websites", |one, none| one == slot && none.is_none());
         assert_eq!(of_slot, Counted::Objects(1));
         let before = counts.version();

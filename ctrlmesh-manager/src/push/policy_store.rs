@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
-use ctrlmesh_common::wire::{Traffic, WebhookState};
+use ctrlmesh_common::wire::{Traffic, Watched, WebhookState};
 use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
@@ -17,14 +17,13 @@ use crate::rules::pod::PodName;
 mod by_replica;
 mod receipts;
 mod sidecar_webhooks;
-mod traffic;
+mod reports;
 
 pub use receipts::Receipt;
 use receipts::Receipts;
+pub use reports::{PodTraffic, PodWatches, ProxyState, Reported, Reports};
 pub use sidecar_webhooks::SidecarWebhook;
 use sidecar_webhooks::SidecarWebhooks;
-pub use traffic::PodTraffic;
-use traffic::TrafficReports;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnrolledPod {
@@ -52,7 +51,8 @@ pub struct PolicyStore {
     namespaces: watch::Sender<BTreeSet<String>>,
     receipts: Receipts,
     sidecar_webhooks: SidecarWebhooks,
-    traffic: TrafficReports,
+    traffic: Reports<Traffic>,
+    watches: Reports<Watched>,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +79,8 @@ impl Default for PolicyStore {
             namespaces: watch::Sender::default(),
             receipts,
             sidecar_webhooks,
-            traffic: TrafficReports::default(),
+            traffic: Reports::default(),
+            watches: Reports::default(),
         }
     }
 }
@@ -169,19 +170,14 @@ impl PolicyStore {
         self.sidecar_webhooks.here()
     }
 
-    /// What the requests of pods have come to, of pods whose policies ask for it. By the proxy that serves a pod, or
-    /// else by the last one that did.
-    pub fn traffic(&self) -> BTreeMap<PodName, PodTraffic> {
-        self.traffic.newest()
+    /// What the requests of pods have come to, of pods whose policies ask for it.
+    pub fn traffic(&self) -> &Reports<Traffic> {
+        &self.traffic
     }
 
-    pub fn traffic_here(&self) -> BTreeMap<PodName, PodTraffic> {
-        self.traffic.here()
-    }
-
-    /// Changes with what requests have come to.
-    pub fn traffic_changed(&self) -> watch::Receiver<u64> {
-        self.traffic.changes()
+    /// Which kinds pods watch.
+    pub fn watches(&self) -> &Reports<Watched> {
+        &self.watches
     }
 
     /// Changes with every receipt, and with what node proxies say of webhooks.
@@ -226,16 +222,36 @@ impl PolicyStore {
         match traffic {
             None => self.traffic.forget(at, pod, by),
             Some(traffic) if self.find(pod, uid).is_some_and(|pod| pod.may_report_traffic()) => {
-                let traffic = traffic::bounded(traffic);
-                self.traffic.take(at, pod, by, PodTraffic { uid: uid.to_owned(), traffic });
+                let state = reports::bounded_traffic(traffic);
+                self.traffic.take(at, pod, by, Reported { uid: uid.to_owned(), state });
             }
             Some(_) => {}
         }
     }
 
-    /// The proxy `by` of a pod left this replica.
-    pub fn traffic_left(&self, pod: &PodName, by: &str) {
+    /// Takes what the proxy `by` reports to replica `at` of what a pod watches; none: this one.
+    pub fn receive_watches(
+        &self,
+        at: Option<&Arc<str>>,
+        (pod, uid): (&PodName, &str),
+        by: &Arc<str>,
+        watched: Option<Watched>,
+    ) {
+        match watched {
+            None => self.watches.forget(at, pod, by),
+            // A replica may know a pod a moment earlier. What nobody knows is forgotten at the next publication.
+            Some(watched) if at.is_some() || self.find(pod, uid).is_some() => {
+                let state = reports::bounded_watches(watched);
+                self.watches.take(at, pod, by, Reported { uid: uid.to_owned(), state });
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// The proxy `by` of a pod left this replica: its reports stay until there are others.
+    pub fn reporter_left(&self, pod: &PodName, by: &str) {
         self.traffic.left(pod, by);
+        self.watches.left(pod, by);
     }
 
     /// What replica `at` has got of webhooks does not count any more.
@@ -247,6 +263,7 @@ impl PolicyStore {
     pub fn lose(&self, at: &Arc<str>, now: SystemTime) {
         self.receipts.lose(at, now);
         self.traffic.lose(at);
+        self.watches.lose(at);
         self.lose_webhooks(at);
     }
 
@@ -261,6 +278,7 @@ impl PolicyStore {
         let is_there = |pod: &PodName, uid: &str| pods.by_name.get(pod).is_some_and(|one| one.uid == uid);
         self.receipts.keep(is_there);
         self.sidecar_webhooks.keep(is_there);
+        self.watches.keep(is_there);
         self.traffic.keep(|pod, uid| {
             let pod = pods.by_name.get(pod).filter(|one| one.uid == uid);
             pod.is_some_and(|pod| pod.may_report_traffic())

@@ -193,7 +193,7 @@ impl RolloutController {
             Some(window) if window.is_of(trial, &owned) => window,
             last => Window::begin(trial, owned, last, now),
         };
-        let [new, old] = counts(workload, traffic.get_or_init(|| self.store.traffic()));
+        let [new, old] = counts(workload, traffic.get_or_init(|| self.store.traffic().newest()));
         window.observe(new.iter().chain(&old), now);
         let is_due = window.is_due(rule.interval(), now);
         if !is_due {
@@ -310,7 +310,7 @@ fn counts(workload: &Workload<'_>, traffic: &TrafficByPod) -> [VersionCounts; 2]
         let pods = workload.pods.iter().filter(|pod| is_of(pod) && !pod.stopped);
         let pods = pods.map(|pod| {
             let known = traffic.get(&pod.name).filter(|known| known.uid == pod.uid);
-            let traffic = known.map(|known| known.traffic.clone()).unwrap_or_default();
+            let traffic = known.map(|known| known.state.clone()).unwrap_or_default();
             (pod.uid.clone(), PodCounts { traffic, restarts: pod.restarts })
         });
         pods.collect()

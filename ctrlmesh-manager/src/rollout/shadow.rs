@@ -18,7 +18,7 @@ pub(super) fn report(
     let mut report = ShadowReport { revision: trial.revision.clone(), ..ShadowReport::default() };
     for pod in workload.pods.iter().filter(|pod| trial.shadow && workload.is_on_trial(pod)) {
         let known = traffic.get(&pod.name).filter(|known| known.uid == pod.uid);
-        if let Some(shadow) = known.and_then(|known| known.traffic.shadow.as_ref()) {
+        if let Some(shadow) = known.and_then(|known| known.state.shadow.as_ref()) {
             add(&mut report, shadow);
         }
     }

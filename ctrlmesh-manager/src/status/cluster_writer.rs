@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
+use crate::audit::Ownerships;
 use crate::cluster::backoff::Backoff;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::plan::{Plan, Plans};
@@ -66,6 +67,8 @@ pub struct ClusterWriter<Contacts, Labels, MayWrite> {
     pub fences: FenceStates,
     /// What rollouts say next.
     pub rollouts: watch::Receiver<Arc<Decisions>>,
+    /// What the audit says of who owns what.
+    pub ownerships: watch::Receiver<Arc<Ownerships>>,
     /// Whether this replica leads now.
     pub may_write: MayWrite,
 }
@@ -130,8 +133,8 @@ where
     fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
         let (contacts, (unlabelled, coverages)) = ((self.contacts)(), (self.labels)(&plan.snapshot.configs));
         let (fences, new_leader) = (Arc::clone(&self.fences.borrow()), since.elapsed() < NEW_LEADER);
-        let rollouts = Arc::clone(&self.rollouts.borrow());
-        let observed = Observations { contacts, unlabelled, fences, coverages, rollouts, new_leader };
+        let (rollouts, ownerships) = (Arc::clone(&self.rollouts.borrow()), Arc::clone(&self.ownerships.borrow()));
+        let observed = Observations { contacts, unlabelled, fences, coverages, rollouts, ownerships, new_leader };
         let now = Instant::now();
         let needs_decision = queue.needs_decision(&plan, &observed, now);
         if needs_decision {

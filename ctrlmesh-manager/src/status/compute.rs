@@ -12,6 +12,7 @@ use ctrlmesh_common::wire::WebhookState;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+use crate::audit::{OWNED, Ownerships};
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
 use crate::rules::compile::{CompiledPolicy, Record};
@@ -65,6 +66,8 @@ pub struct StatusInputs<'a> {
     pub coverages: &'a LabelCoverages,
     /// What rollouts say next.
     pub rollouts: &'a Decisions,
+    /// What the audit says of who owns what.
+    pub ownerships: &'a Ownerships,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
     pub now: Timestamp,
@@ -144,15 +147,15 @@ pub fn of(
     let degraded = degraded(&full_name, record, &all, plan, inputs, coverage);
     let settled = config.spec.root.as_ref().map(|rule| ("Settled", settled(rule, record)));
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
-    let fenced = fenced::of(config, &full_name, &before.conditions, inputs.fences);
-    let fenced = fenced.map(|finding| (fenced::FENCED, finding));
+    let fenced = fenced::of(config, &full_name, &before.conditions, inputs.fences).map(|one| (fenced::FENCED, one));
     let labelled = coverage.filter(|_| is_root).map(|coverage| (label_coverage::CONDITION, labelled(coverage)));
     let (operator, shard) = (root.as_deref().unwrap_or(&full_name), (!is_root).then_some(name));
     let routed = OfWebhook { config, operator, shard, pods: &all }
         .finding(plan, inputs)
         .map(|finding| (webhook::WEBHOOK_ROUTED, finding));
-    let tried = rollout::findings(config, status.rollout.as_ref(), plan);
-    let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced).chain(routed).chain(tried);
+    let owned = owned(&full_name, &before.conditions, inputs.ownerships);
+    let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced).chain(owned).chain(routed);
+    let conditions = conditions.chain(rollout::findings(config, status.rollout.as_ref(), plan));
     let condition =
         |(kind, finding)| condition(kind, finding, config.metadata.generation, &before.conditions, inputs.now);
     status.conditions = conditions.map(condition).collect();
@@ -174,6 +177,16 @@ fn rollout_status(
     }
     let decision = decisions.get(root).filter(|decision| decision.base == before.rollout);
     decision.map(|decision| decision.next.clone()).or_else(|| before.rollout.clone())
+}
+
+/// What the audit says. While it says nothing, as at the start of a new leader, what was said before stays.
+fn owned(full_name: &str, before: &[Condition], ownerships: &Ownerships) -> Option<(&'static str, Finding)> {
+    let said = match ownerships {
+        Some(said) => said.get(full_name)?.as_ref(),
+        None => None,
+    };
+    let said = said.map(|said| finding(said.holds, said.reason, &said.message));
+    said.or_else(|| as_before(before, OWNED)).map(|finding| (OWNED, finding))
 }
 
 /// What the status said before.

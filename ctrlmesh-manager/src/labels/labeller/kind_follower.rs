@@ -2,6 +2,7 @@
 //!
 //! New objects come first: a second watch, from now on, shows them until the list is done.
 
+use std::collections::BTreeSet;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +19,12 @@ use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
 use super::{DEADLINE, Labeller, PAGE, RepairOutcome};
-use crate::labels::object_counts::KindCounter;
+use crate::labels::object_counts::{KeptBy, KindCounter};
 use crate::labels::progress::KindProgress;
 use crate::labels::retry_queue::RetryQueue;
 use crate::labels::{Change, Kind, change, is_unowned, is_waited_for};
 use crate::rules::object_name::full_name;
+use crate::rules::shard::Labelling;
 
 /// Pause before the watch of new objects starts again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -57,12 +59,15 @@ pub(super) async fn follow<MayWrite>(
     labels: Arc<Labeller<MayWrite>>,
     name: String,
     kind: Kind,
+    label_keys: BTreeSet<String>,
     unfinished: KindProgress,
 ) where
     MayWrite: Fn() -> bool + Send + Sync + 'static,
 {
     let (retries, repaired, listed, failures) = (RetryQueue::default(), 0, false, 0);
-    let counter = labels.counts.counter(&name, &kind, labels.scheme.in_force.hash);
+    let carried = labels.scheme.carried().flat_map(Labelling::keys).map(str::to_owned);
+    let kept_by = KeptBy { hash: labels.scheme.in_force.hash, label_keys: carried.chain(label_keys).collect() };
+    let counter = labels.counts.counter(&name, &kind, kept_by);
     let reported = None;
     let mut this =
         KindFollower { labels, name, kind, unfinished, counter, retries, repaired, listed, failures, reported };

@@ -1,6 +1,6 @@
 //! Keeps track of what is to be labelled: the listed kinds, and those that roots name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::Client;
@@ -10,7 +10,8 @@ use crate::cluster::served_resources::ServedResources;
 use crate::labels::named::{self, NamedResources, named_resources};
 use crate::labels::progress::{Named, NamedRoot, Progress};
 use crate::labels::rights::{Rights, kind_name};
-use crate::labels::{Kinds, KindsError, Served, served};
+use crate::labels::selected::SelectedLabels;
+use crate::labels::{Kind, Kinds, KindsError, Served, served};
 use crate::rules::label_coverage::KindName;
 
 #[derive(Default)]
@@ -18,6 +19,8 @@ pub(super) struct WantedKinds {
     /// Of the list, as it was read last.
     listed: Kinds,
     roots: BTreeMap<String, NamedResources>,
+    /// What ShardingConfigs select by, beside the labels of the manager.
+    selected: BTreeMap<String, Vec<SelectedLabels>>,
     served: Arc<ServedResources>,
     rights: Rights,
     /// Kinds that the manager may label.
@@ -39,6 +42,7 @@ impl WantedKinds {
             self.listed.clone_from(&found.kinds);
         }
         (self.roots, self.served) = cache.roots(named_resources);
+        self.selected = cache.in_configs(SelectedLabels::of);
         let mut all = self.listed.clone();
         let of_roots = named::add(&mut all, &self.roots, &self.served);
         self.rights.ask(client, &all, &progress.failing()).await;
@@ -69,12 +73,21 @@ impl WantedKinds {
         if is_missing { all } else { Vec::new() }
     }
 
-    /// Completes when roots name something else, or something else is served.
+    /// The labels of the kind's objects that a ShardingConfig selects by, beside those of the manager.
+    pub(super) fn label_keys(&self, kind: &Kind) -> BTreeSet<String> {
+        let (group, plural) = (&kind.resource.group, &kind.resource.plural);
+        let covering = self.selected.values().flatten().filter(|one| one.covers(group, plural));
+        covering.flat_map(|one| one.keys.iter().cloned()).collect()
+    }
+
+    /// Completes when roots name something else, something else is selected by, or something else is served.
     pub(super) async fn changed(&self, cache: &Cache) {
         let mut changes = cache.changes();
         loop {
             let (roots, served) = cache.roots(named_resources);
-            if (roots, served) != (self.roots.clone(), Arc::clone(&self.served)) || changes.changed().await.is_err() {
+            let selected = cache.in_configs(SelectedLabels::of);
+            let is_other = roots != self.roots || served != self.served || selected != self.selected;
+            if is_other || changes.changed().await.is_err() {
                 return;
             }
         }

@@ -161,24 +161,24 @@ fn traffic_is_kept_while_the_policy_asks_and_wakes_no_reader_of_receipts() {
     let receive = |pod: &str, uid: &str| store.receive_traffic(None, (&name(pod), uid), &proxy, Some(reported.clone()));
     store.publish([asking(false)]);
     receive("a", "uid-of-a");
-    assert!(store.traffic().is_empty(), "the policy does not ask");
+    assert!(store.traffic().newest().is_empty(), "the policy does not ask");
     store.publish([asking(true)]);
-    let (receipts, changes) = (store.receipts_changed(), store.traffic_changed());
+    let (receipts, changes) = (store.receipts_changed(), store.traffic().changes());
     receive("a", "old");
     receive("b", "uid-of-b");
-    assert!(store.traffic().is_empty() && !changes.has_changed().unwrap());
+    assert!(store.traffic().newest().is_empty() && !changes.has_changed().unwrap());
     receive("a", "uid-of-a");
-    let kept = PodTraffic { uid: "uid-of-a".to_owned(), traffic: reported.clone() };
-    assert_eq!(store.traffic(), BTreeMap::from([(name("a"), kept)]));
+    let kept = Reported { uid: "uid-of-a".to_owned(), state: reported.clone() };
+    assert_eq!(store.traffic().newest(), BTreeMap::from([(name("a"), kept)]));
     assert!(changes.has_changed().unwrap() && !receipts.has_changed().unwrap());
-    store.traffic_left(&name("a"), "proxy");
-    assert_eq!(store.traffic().len(), 1);
+    store.reporter_left(&name("a"), "proxy");
+    assert_eq!(store.traffic().newest().len(), 1);
     store.publish([asking(false)]);
-    assert!(store.traffic().is_empty());
+    assert!(store.traffic().newest().is_empty());
     store.publish([asking(true)]);
     receive("a", "uid-of-a");
     store.publish([]);
-    assert!(store.traffic().is_empty());
+    assert!(store.traffic().newest().is_empty());
     assert!(!receipts.has_changed().unwrap());
 }
 

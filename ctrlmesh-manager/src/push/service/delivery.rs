@@ -32,7 +32,7 @@ pub(super) struct Delivery {
     pub(super) guards: Arc<[GuardState]>,
     /// What becomes of calls to the pod's webhook, if the proxy has said it.
     pub(super) webhook: Option<WebhookState>,
-    /// Reports on guards, webhook and requests since then.
+    /// Reports on guards, webhook, requests and watches since then.
     state_reports: (Instant, u32),
 }
 
@@ -40,8 +40,8 @@ pub(super) struct Delivery {
 #[derive(Debug)]
 pub(super) struct TooMany;
 
-/// Reports on the guards, the webhook and the requests of one pod in [`STATE_REPORTS_WITHIN`]. A proxy sends one of
-/// each a second at most; some may have waited.
+/// Reports on the guards, the webhook, the requests and the watches of one pod in [`STATE_REPORTS_WITHIN`]. A proxy
+/// sends one of each a second at most; some may have waited.
 const MOST_STATE_REPORTS: u32 = 64;
 
 const STATE_REPORTS_WITHIN: Duration = Duration::from_secs(10);

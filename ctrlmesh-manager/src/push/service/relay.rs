@@ -8,13 +8,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{self, PodId, Receipts, Relayed, TrafficReport, WebhookReport, WebhookState};
+use ctrlmesh_common::wire::{
+    self, PodId, Receipts, Relayed, Traffic, TrafficReport, WatchReport, Watched, WebhookReport, WebhookState,
+};
 use ctrlmesh_runtime::grpc::{Authorities, GrpcError, Peer};
 use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
-use tonic_prost::prost::Message as _;
+use tonic_prost::prost::Message;
 use tracing::{debug, info};
 
 use super::PushService;
@@ -24,15 +26,15 @@ use crate::cluster::backoff::Backoff;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
 use crate::push::identity::Identity;
-use crate::push::policy_store::{PodTraffic, PolicyStore, Receipt, SidecarWebhook};
+use crate::push::policy_store::{PolicyStore, ProxyState, Receipt, Reported, Reports, SidecarWebhook};
 use crate::rules::pod::PodName;
 use crate::telemetry;
 
 /// How long changes are gathered into one message at least.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// The same for counts of requests, which change all the time.
-const GATHER_TRAFFIC: Duration = Duration::from_secs(1);
+/// The same for what proxies report all the time.
+const GATHER_REPORTS: Duration = Duration::from_secs(1);
 
 /// How many times as long as looking for changes took: with thousands of pods, something is new all the time.
 const REST: u32 = 4;
@@ -46,7 +48,7 @@ const AGAIN: Duration = Duration::from_mins(1);
 /// Receipts, and states of guards with them, in one message: of some 200 bytes each.
 const IN_ONE: usize = 2000;
 
-/// Most bytes of reports on traffic in one message.
+/// Most bytes of such reports in one message.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
 pub struct ReceiptRelay {
@@ -101,7 +103,8 @@ impl ReceiptRelay {
                 Ok(ended.map(|_relayed| ())?)
             }
             () = feed(&self.store, &sender) => Ok(()),
-            () = feed_traffic(&self.store, &sender) => Ok(()),
+            () = feed_reports(self.store.traffic(), traffic_report, in_traffic, &sender) => Ok(()),
+            () = feed_reports(self.store.watches(), watch_report, in_watches, &sender) => Ok(()),
         }
     }
 }
@@ -152,16 +155,26 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     }
 }
 
-/// Sends all counts of requests and then changes, until the channel closes.
-async fn feed_traffic(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
-    let mut changes = store.traffic_changed();
+/// Sends all reports of one kind and then changes, until the channel closes. `report` makes a message of what a proxy
+/// said; of what it says no more, without a state.
+async fn feed_reports<S: ProxyState + Clone + PartialEq, R: Message>(
+    reports: &Reports<S>,
+    report: fn(PodId, Option<&S>) -> R,
+    message: fn(Vec<R>) -> Receipts,
+    sender: &mpsc::Sender<Receipts>,
+) {
+    let mut changes = reports.changes();
     let (mut sent, mut is_again) = (BTreeMap::new(), false);
     let mut again = time::interval_at(Instant::now() + AGAIN, AGAIN);
     loop {
         changes.mark_unchanged();
-        let now = store.traffic_here();
-        for traffic in in_messages(traffic_news(&sent, &now, std::mem::take(&mut is_again))) {
-            if sender.send(Receipts { traffic, ..Receipts::default() }).await.is_err() {
+        let now = reports.here();
+        let of_pod = |(pod, said, is_there): (&PodName, &Reported<S>, bool)| {
+            report(PodId::of(pod, &said.uid), is_there.then_some(&said.state))
+        };
+        let news = news(&sent, &now, std::mem::take(&mut is_again)).map(of_pod).collect();
+        for one in in_messages(news) {
+            if sender.send(message(one)).await.is_err() {
                 return;
             }
         }
@@ -171,7 +184,7 @@ async fn feed_traffic(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
                 if ended.is_err() {
                     return;
                 }
-                time::sleep(GATHER_TRAFFIC).await;
+                time::sleep(GATHER_REPORTS).await;
             }
             _ = again.tick() => is_again = true,
         }
@@ -179,7 +192,7 @@ async fn feed_traffic(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
 }
 
 /// Reports, as many in a message as it has room for: that of a shadow may be long.
-fn in_messages(reports: Vec<TrafficReport>) -> Vec<Vec<TrafficReport>> {
+fn in_messages<R: Message>(reports: Vec<R>) -> Vec<Vec<R>> {
     let (mut messages, mut message, mut bytes) = (Vec::new(), Vec::new(), 0);
     for report in reports {
         let length = report.encoded_len();
@@ -207,17 +220,20 @@ fn webhook_news(
     news(sent, now, is_again).map(report).collect()
 }
 
-/// What has changed of the counts of requests; where `is_again`, all that there is.
-fn traffic_news(
-    sent: &BTreeMap<PodName, PodTraffic>,
-    now: &BTreeMap<PodName, PodTraffic>,
-    is_again: bool,
-) -> Vec<TrafficReport> {
-    let report = |(pod, counted, is_there): (&PodName, &PodTraffic, bool)| {
-        let traffic = is_there.then(|| counted.traffic.clone());
-        TrafficReport { pod: Some(PodId::of(pod, &counted.uid)), traffic }
-    };
-    news(sent, now, is_again).map(report).collect()
+fn traffic_report(pod: PodId, traffic: Option<&Traffic>) -> TrafficReport {
+    TrafficReport { pod: Some(pod), traffic: traffic.cloned() }
+}
+
+fn watch_report(pod: PodId, watched: Option<&Watched>) -> WatchReport {
+    WatchReport { pod: Some(pod), watched: watched.cloned() }
+}
+
+fn in_traffic(traffic: Vec<TrafficReport>) -> Receipts {
+    Receipts { traffic, ..Receipts::default() }
+}
+
+fn in_watches(watches: Vec<WatchReport>) -> Receipts {
+    Receipts { watches, ..Receipts::default() }
 }
 
 /// What is gone and what has changed, and whether it is still there; where `is_again`, all that there is.
@@ -284,6 +300,7 @@ pub(super) async fn take(
                 message.receipts.into_iter().for_each(|receipt| receive(&push, &from, receipt));
                 message.webhooks.into_iter().for_each(|webhook| receive_webhook(&push, &from, webhook));
                 message.traffic.into_iter().for_each(|traffic| receive_traffic(&push, &from, traffic));
+                message.watches.into_iter().for_each(|watches| receive_watches(&push, &from, watches));
             }
             Ok(None) => break Ok(()),
             Err(status) => break Err(status),
@@ -303,6 +320,11 @@ fn receive_webhook(push: &PushService, from: &Arc<str>, WebhookReport { pod, sta
 fn receive_traffic(push: &PushService, from: &Arc<str>, TrafficReport { pod, traffic }: TrafficReport) {
     let Some(pod) = pod else { return };
     push.store.receive_traffic(Some(from), (&pod.pod_name(), &pod.uid), from, traffic);
+}
+
+fn receive_watches(push: &PushService, from: &Arc<str>, WatchReport { pod, watched }: WatchReport) {
+    let Some(pod) = pod else { return };
+    push.store.receive_watches(Some(from), (&pod.pod_name(), &pod.uid), from, watched);
 }
 
 fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
@@ -326,7 +348,7 @@ fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
 
 #[cfg(test)]
 mod tests {
-    use ctrlmesh_common::wire::{Shadow, ShadowDifference, Traffic};
+    use ctrlmesh_common::wire::{Shadow, ShadowDifference};
 
     use super::*;
 

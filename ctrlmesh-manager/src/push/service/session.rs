@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{Content, Hello, MAX_KNOWN, PodEntry, PodId, PolicySummary, Report, TrafficReport, Update};
+use ctrlmesh_common::wire::{
+    Content, Hello, MAX_KNOWN, PodEntry, PodId, PolicySummary, Report, TrafficReport, Update, WatchReport,
+};
 use futures::StreamExt as _;
 use futures::stream::Map;
 use tokio::sync::{mpsc, watch};
@@ -214,6 +216,7 @@ impl Session {
             Some(Content::Guards(guards)) => guards.pod.clone().unwrap_or_default(),
             Some(Content::Webhook(webhook)) => webhook.pod.clone().unwrap_or_default(),
             Some(Content::Traffic(traffic)) => traffic.pod.clone().unwrap_or_default(),
+            Some(Content::Watches(watches)) => watches.pod.clone().unwrap_or_default(),
             Some(Content::Hello(_)) => {
                 let status = Status::invalid_argument("only the first report is a hello");
                 return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
@@ -237,6 +240,12 @@ impl Session {
             Some(Content::Traffic(TrafficReport { traffic, .. })) => delivery.count_state_report().map(|()| {
                 if self.reader.speaks_for(delivery.inside) {
                     self.push.store.receive_traffic(None, (&pod, &delivery.uid), &self.by, traffic);
+                }
+                false
+            }),
+            Some(Content::Watches(WatchReport { watched, .. })) => delivery.count_state_report().map(|()| {
+                if self.reader.speaks_for(delivery.inside) {
+                    self.push.store.receive_watches(None, (&pod, &delivery.uid), &self.by, watched);
                 }
                 false
             }),
@@ -371,7 +380,7 @@ impl Session {
         }
         for pod in self.delivered.keys() {
             self.receipt(pod, false);
-            self.push.store.traffic_left(pod, &self.by);
+            self.push.store.reporter_left(pod, &self.by);
         }
     }
 }

@@ -39,6 +39,7 @@ fn written_by(client: Client, may_write: bool, plan: Plan) -> (watch::Sender<Opt
         labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
         fences: watch::Sender::default().subscribe(),
         rollouts: watch::Sender::default().subscribe(),
+        ownerships: watch::Sender::default().subscribe(),
         may_write: move || may_write,
     };
     let (plans, newest) = watch::channel(Some(Arc::new(plan)));

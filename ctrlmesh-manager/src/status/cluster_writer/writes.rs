@@ -7,6 +7,7 @@ use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus, is_problem};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use crate::audit::Ownerships;
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
 use crate::rules::fenced::{is_fenced, is_handing_back};
@@ -66,6 +67,8 @@ pub struct Observations {
     pub coverages: LabelCoverages,
     /// What rollouts say next.
     pub rollouts: Arc<Decisions>,
+    /// What the audit says of who owns what.
+    pub ownerships: Arc<Ownerships>,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub new_leader: bool,
 }
@@ -79,8 +82,9 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
     let unlabelled = observed.unlabelled.as_ref();
     let (contacts, new_leader) = (&observed.contacts, observed.new_leader);
     let (coverages, fences, rollouts) = (&observed.coverages, &*observed.fences, &*observed.rollouts);
+    let (ownerships, conflicts) = (&*observed.ownerships, &conflicts);
     let inputs =
-        StatusInputs { contacts, conflicts: &conflicts, unlabelled, coverages, rollouts, fences, new_leader, now };
+        StatusInputs { contacts, conflicts, unlabelled, fences, coverages, rollouts, ownerships, new_leader, now };
     let index = PlanIndex::of(plan);
     writes.extend(finalizers::writes(plan, &observed.fences));
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config) || is_handing_back(config)) {

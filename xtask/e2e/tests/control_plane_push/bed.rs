@@ -267,7 +267,7 @@ impl Bed {
     /// What the pod's requests have come to.
     pub(crate) fn traffic(&self, pod: &TestPod) -> Option<Traffic> {
         let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
-        self.store.traffic().remove(&name).map(|one| one.traffic)
+        self.store.traffic().newest().remove(&name).map(|one| one.state)
     }
 
     /// What the pod's proxy said last.

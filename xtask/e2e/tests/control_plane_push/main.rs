@@ -21,6 +21,7 @@ mod handover;
 mod harness;
 mod names;
 mod outage;
+mod owned;
 mod pace;
 mod process;
 mod relabel;

@@ -175,6 +175,10 @@ impl Sidecar {
         self.program.kill();
     }
 
+    pub(crate) fn send(&self, signal: Signal) {
+        self.program.send(signal);
+    }
+
     pub(crate) async fn metric(&self, line: &str) -> f64 {
         self.find_metric(line).await.unwrap_or_else(|| panic!("no `{line}`"))
     }

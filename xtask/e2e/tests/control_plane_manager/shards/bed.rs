@@ -72,6 +72,7 @@ async fn manage() -> Result<()> {
         labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
         fences: FENCES.subscribe(),
         rollouts: watch::Sender::default().subscribe(),
+        ownerships: watch::Sender::default().subscribe(),
         contacts: || Arc::new(lock(&CONTACTS).clone()),
         may_write: || true,
     };

@@ -1,13 +1,15 @@
-//! Keeps what the requests of each pod have come to, per replica that got it.
+//! Keeps what the proxies report of pods all the time, per replica that got it: what requests have come to, and which
+//! kinds are watched.
 //!
-//! These counts decide nothing by themselves, and change all the time. So they wake nobody who waits for receipts.
+//! These reports decide nothing by themselves, and change all the time. So they wake nobody who waits for receipts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ctrlmesh_common::names::MAX_SUBDOMAIN_BYTES;
 use ctrlmesh_common::wire::{
-    FIRST_WRITE_BOUNDS, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS, Traffic,
+    FIRST_WRITE_BOUNDS, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS, MAX_WATCHED_KINDS,
+    MAX_WATCHED_NAMESPACES, Traffic, Watched,
 };
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
@@ -18,60 +20,88 @@ use crate::rules::pod::PodName;
 /// Longest verb that is kept.
 const MAX_VERB_BYTES: usize = 32;
 
-/// What the requests of a pod to the API server have come to, as its proxy reported last.
+/// What the proxy of a pod reported last.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PodTraffic {
+pub struct Reported<S> {
     /// Of the pod.
     pub uid: String,
-    pub traffic: Traffic,
+    pub state: S,
 }
 
+/// What the requests of a pod to the API server have come to.
+pub type PodTraffic = Reported<Traffic>;
+
+/// Which kinds a pod watches.
+pub type PodWatches = Reported<Watched>;
+
+/// A state that a proxy reports again and again.
+pub trait ProxyState {
+    /// When the proxy began, in milliseconds since 1970, and how far it is.
+    fn progress(&self) -> (u64, u64);
+}
+
+/// The reports on all pods.
 #[derive(Debug)]
-pub(super) struct TrafficReports {
-    by_pod: Mutex<ByReplica<ReportedTraffic>>,
+pub struct Reports<S> {
+    by_pod: Mutex<ByReplica<StoredReport<S>>>,
     changed: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
-struct ReportedTraffic {
-    of: PodTraffic,
+struct StoredReport<S> {
+    of: Reported<S>,
     /// UID of the proxy's pod: during a handover there are two.
     by: Arc<str>,
     connected: bool,
 }
 
-impl Default for TrafficReports {
+impl ProxyState for Traffic {
+    fn progress(&self) -> (u64, u64) {
+        (self.since, self.requests)
+    }
+}
+
+impl ProxyState for Watched {
+    fn progress(&self) -> (u64, u64) {
+        (self.since, 0)
+    }
+}
+
+impl<S> Default for Reports<S> {
     fn default() -> Self {
         Self { by_pod: Mutex::default(), changed: watch::Sender::new(0) }
     }
 }
 
-impl TrafficReports {
-    pub(super) fn newest(&self) -> BTreeMap<PodName, PodTraffic> {
+impl<S: ProxyState + Clone> Reports<S> {
+    /// Of each pod, by the proxy that serves it, or else by the last one that did.
+    pub fn newest(&self) -> BTreeMap<PodName, Reported<S>> {
         let by_pod = lock(&self.by_pod);
-        let newest = |(pod, all): (&PodName, &OfPod<ReportedTraffic>)| {
+        let newest = |(pod, all): (&PodName, &OfPod<StoredReport<S>>)| {
             let newest = all.values().max_by_key(|one| weight(one))?;
             Some((pod.clone(), newest.of.clone()))
         };
         by_pod.iter().filter_map(newest).collect()
     }
 
-    pub(super) fn here(&self) -> BTreeMap<PodName, PodTraffic> {
+    /// What proxies reported to this replica.
+    pub fn here(&self) -> BTreeMap<PodName, Reported<S>> {
         let by_pod = lock(&self.by_pod);
-        let here = |(pod, all): (&PodName, &OfPod<ReportedTraffic>)| Some((pod.clone(), all.get(&None)?.of.clone()));
+        let here = |(pod, all): (&PodName, &OfPod<StoredReport<S>>)| Some((pod.clone(), all.get(&None)?.of.clone()));
         by_pod.iter().filter_map(here).collect()
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+    /// Changes with every report.
+    pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
     /// Takes what the proxy `by` reported to replica `at`; none: this one.
-    pub(super) fn take(&self, at: Option<&Arc<str>>, pod: &PodName, by: &Arc<str>, of: PodTraffic) {
+    pub(super) fn take(&self, at: Option<&Arc<str>>, pod: &PodName, by: &Arc<str>, of: Reported<S>) {
         let mut by_pod = lock(&self.by_pod);
         let of_pod = by_pod.entry(pod.clone()).or_default();
-        let reported = ReportedTraffic { of, by: by.clone(), connected: true };
-        let serves_later = |other: &ReportedTraffic| other.by != *by && weight(other) > weight(&reported);
+        let reported = StoredReport { of, by: by.clone(), connected: true };
+        let serves_later = |other: &StoredReport<S>| other.by != *by && weight(other) > weight(&reported);
         if of_pod.get(&at.cloned()).is_some_and(serves_later) {
             // The successor connected before the old proxy left.
             return;
@@ -87,13 +117,14 @@ impl TrafficReports {
         self.retain(|one, replica, said| one != pod || *replica != at.cloned() || *said.by != *by);
     }
 
-    /// The proxy `by` left this replica: its counts stay until there are others.
+    /// The proxy `by` left this replica: its reports stay until there are others.
     pub(super) fn left(&self, pod: &PodName, by: &str) {
         if let Some(reported) = lock(&self.by_pod).get_mut(pod).and_then(|of_pod| of_pod.get_mut(&None))
             && *reported.by == *by
         {
             reported.connected = false;
         }
+        self.change();
     }
 
     /// Replica `at` is gone, and so its proxies.
@@ -105,14 +136,15 @@ impl TrafficReports {
                 forget_older(of_pod);
             }
         }
+        self.change();
     }
 
-    /// Keeps the counts of pods of which they are still asked for, by name and UID.
+    /// Keeps the reports on pods of which they are still asked for, by name and UID.
     pub(super) fn keep(&self, asks: impl Fn(&PodName, &str) -> bool) {
         self.retain(|pod, _, reported| asks(pod, &reported.of.uid));
     }
 
-    fn retain(&self, counts: impl Fn(&PodName, &Option<Arc<str>>, &ReportedTraffic) -> bool) {
+    fn retain(&self, counts: impl Fn(&PodName, &Option<Arc<str>>, &StoredReport<S>) -> bool) {
         if by_replica::retain(&mut lock(&self.by_pod), counts) {
             self.change();
         }
@@ -123,15 +155,15 @@ impl TrafficReports {
     }
 }
 
-/// The counts of a connected proxy win, then those of the proxy that began later, then those that are further on.
-fn weight(reported: &ReportedTraffic) -> (bool, u64, u64) {
-    let traffic = &reported.of.traffic;
-    (reported.connected, traffic.since, traffic.requests)
+/// The report of a connected proxy wins, then that of the proxy that began later, then the one that is further on.
+fn weight<S: ProxyState>(said: &StoredReport<S>) -> (bool, u64, u64) {
+    let (since, further) = said.of.state.progress();
+    (said.connected, since, further)
 }
 
 /// The counts with a report on a shadow that is no longer than the status of a root takes: a proxy inside a pod may say
 /// anything.
-pub(super) fn bounded(mut traffic: Traffic) -> Traffic {
+pub(super) fn bounded_traffic(mut traffic: Traffic) -> Traffic {
     let clip = |text: &mut String, longest| text.truncate(text.floor_char_boundary(longest));
     traffic.first_writes.truncate(FIRST_WRITE_BOUNDS.len());
     let shadow = traffic.shadow.iter_mut();
@@ -149,8 +181,22 @@ pub(super) fn bounded(mut traffic: Traffic) -> Traffic {
     traffic
 }
 
-/// Drops outdated counts of other replicas: otherwise each replica that comes and goes would leave some behind.
-fn forget_older(of_pod: &mut OfPod<ReportedTraffic>) {
+/// What is watched, as far as it is kept.
+pub(super) fn bounded_watches(mut watched: Watched) -> Watched {
+    watched.kinds.truncate(MAX_WATCHED_KINDS);
+    watched.kinds.retain(|kind| kind.group.len().max(kind.resource.len()) <= MAX_SUBDOMAIN_BYTES);
+    let mut room = MAX_WATCHED_NAMESPACES;
+    for kind in &mut watched.kinds {
+        kind.more |= kind.namespaces.len() > room;
+        kind.namespaces.truncate(room);
+        kind.namespaces.retain(|namespace| namespace.len() <= MAX_SUBDOMAIN_BYTES);
+        room -= kind.namespaces.len();
+    }
+    watched
+}
+
+/// Drops outdated reports of other replicas: otherwise each replica that comes and goes would leave some behind.
+fn forget_older<S: ProxyState>(of_pod: &mut OfPod<StoredReport<S>>) {
     let newest = of_pod.values().map(weight).max();
     of_pod.retain(|at, one| at.is_none() || one.connected || Some(weight(one)) == newest);
 }
@@ -164,14 +210,14 @@ mod tests {
 
     fn counted(since: u64, requests: u64) -> PodTraffic {
         let traffic = Traffic { since, requests, ..Traffic::default() };
-        PodTraffic { uid: "uid-of-a".to_owned(), traffic }
+        Reported { uid: "uid-of-a".to_owned(), state: traffic }
     }
 
     #[test]
     fn the_counts_of_the_proxy_that_began_last_win() {
-        let reports = TrafficReports::default();
+        let reports = Reports::<Traffic>::default();
         let (old, new): (Arc<str>, Arc<str>) = (Arc::from("old"), Arc::from("new"));
-        let newest = || reports.newest().remove(&name("a")).map(|one| (one.traffic.since, one.traffic.requests));
+        let newest = || reports.newest().remove(&name("a")).map(|one| (one.state.since, one.state.requests));
         reports.take(None, &name("a"), &old, counted(5, 100));
         reports.take(None, &name("a"), &new, counted(6, 0));
         reports.take(None, &name("a"), &old, counted(5, 101));
@@ -199,21 +245,21 @@ mod tests {
             fields: vec![long(); 100],
         };
         let shadow = Shadow { differences: (0..100).map(|_| difference()).collect(), ..Shadow::default() };
-        let traffic = bounded(Traffic { shadow: Some(shadow), ..Traffic::default() });
+        let traffic = bounded_traffic(Traffic { shadow: Some(shadow), ..Traffic::default() });
         let differences = traffic.shadow.unwrap().differences;
         assert_eq!((differences.len(), differences[0].fields.len()), (MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELDS));
         let bytes = [&differences[0].verb, &differences[0].name, &differences[0].fields[0]].map(String::len);
         assert_eq!(bytes, [32, 252, 512]);
         let other = Traffic { requests: 7, ..Traffic::default() };
-        assert_eq!(bounded(other.clone()), other);
+        assert_eq!(bounded_traffic(other.clone()), other);
     }
 
     #[test]
     fn former_replicas_leave_the_newest_counts_behind() {
-        let reports = TrafficReports::default();
+        let reports = Reports::<Traffic>::default();
         let (proxy, there, other): (Arc<str>, Arc<str>, Arc<str>) =
             (Arc::from("proxy"), Arc::from("there"), Arc::from("other"));
-        let newest = || reports.newest().remove(&name("a")).map(|one| one.traffic.requests);
+        let newest = || reports.newest().remove(&name("a")).map(|one| one.state.requests);
         reports.take(Some(&there), &name("a"), &there, counted(5, 100));
         assert!(newest() == Some(100) && reports.here().is_empty());
         reports.lose(&there);
