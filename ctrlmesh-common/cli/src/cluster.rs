@@ -1,5 +1,7 @@
 //! Reaches the API server as kubectl does.
 
+pub(crate) mod labelling;
+
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
@@ -7,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::core::discovery::v2::APIGroupDiscovery;
 use kube::{Client, Config};
 use rustls::crypto::aws_lc_rs;
 use tokio::runtime::Builder;
@@ -72,6 +75,16 @@ pub(crate) fn block_on<T, E: From<ClusterError>>(command: impl Future<Output = R
     drop(aws_lc_rs::default_provider().install_default());
     let runtime = Builder::new_current_thread().enable_all().build().map_err(ClusterError::Runtime)?;
     runtime.block_on(Box::pin(command))
+}
+
+/// What the API server serves, in the order in which it lists its groups; the core group comes first.
+///
+/// # Errors
+/// The API server does not say it.
+pub(crate) async fn groups(client: &Client) -> Result<Vec<APIGroupDiscovery>, kube::Error> {
+    let core = client.list_core_api_versions_aggregated().await?.items;
+    let groups = client.list_api_groups_aggregated().await?.items;
+    Ok(core.into_iter().chain(groups).collect())
 }
 
 /// As kubectl finds it.

@@ -12,6 +12,7 @@ mod run;
 mod rollout;
 mod status;
 mod owner;
+mod plan;
 mod completion;
 
 use std::ffi::{OsStr, OsString};
@@ -49,6 +50,8 @@ enum Command {
     Status(status::Arguments),
     /// Show which shard an object belongs to, of each root and by hand, by which rule, and the pods of that shard
     Owner(owner::Arguments),
+    /// Show what applying roots would move: slots, objects by live count, and pods. Applies nothing
+    Plan(plan::Arguments),
     /// Show canary upgrades of operators, and go on with one or end one
     Rollout(rollout::Arguments),
     /// Print how the API server classifies each `METHOD TARGET` line on standard input, as one JSON object a line
@@ -81,6 +84,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Compile(compile) => return compile.run(),
         Command::Status(arguments) => status::run(&arguments)?,
         Command::Owner(arguments) => owner::run(&arguments)?,
+        Command::Plan(arguments) => return Ok(plan::run(&arguments)?),
         Command::Rollout(arguments) => rollout::run(arguments)?,
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
         Command::Completion(arguments) => completion::run(&arguments, visible())?,

@@ -12,18 +12,16 @@ mod render;
 use std::io;
 use std::io::{Write as _, stderr, stdout};
 
-use ctrlmesh_common::api::{ManagerState, ShardingConfig};
-use ctrlmesh_common::names::MANAGER_STATE;
-use ctrlmesh_manager::rules::label_scheme::{Scheme, SchemeError};
-use ctrlmesh_manager::rules::shard::Labelling;
+use ctrlmesh_common::api::ShardingConfig;
 use jiff::Timestamp;
+use kube::Api;
 use kube::api::{DynamicObject, ListParams};
-use kube::{Api, Client};
 
 pub(crate) use self::args::Arguments;
 use self::object::Object;
 use self::owners::Owners;
 use self::resource::Meanings;
+use crate::cluster::labelling::{LabellingError, labelling};
 use crate::cluster::{self, ClusterError, Connection};
 use crate::text::{self, Document, DocumentError};
 
@@ -48,12 +46,8 @@ pub(crate) enum OwnerError {
     NoSuchObject { resource: String, name: String, namespace: Option<String> },
     #[error("read the ShardingConfigs of all namespaces (does `kubectl get shardingconfigs -A` work?)")]
     Roots(#[source] kube::Error),
-    #[error("read by which labels objects are shared out (does `kubectl get managerstates` work?)")]
-    ManagerState(#[source] kube::Error),
-    #[error(
-        "read the labels in ManagerState {MANAGER_STATE}: perhaps a newer manager wrote them; take `ctrlmesh` of its version"
-    )]
-    Labels(#[from] SchemeError),
+    #[error(transparent)]
+    Labelling(#[from] LabellingError),
     #[error(transparent)]
     Document(#[from] DocumentError),
     #[error("print")]
@@ -104,12 +98,4 @@ async fn find(arguments: &Arguments) -> Result<Owners, OwnerError> {
     let configs: Api<ShardingConfig> = Api::all(client.clone());
     let configs = configs.list(&ListParams::default()).await.map_err(OwnerError::Roots)?.items;
     Ok(owners::owners(object, &configs, &labelling(&client).await?))
-}
-
-/// By which labels objects are shared out: the default ones, where no manager has said.
-async fn labelling(client: &Client) -> Result<Labelling, OwnerError> {
-    let states: Api<ManagerState> = Api::all(client.clone());
-    let state = states.get_opt(MANAGER_STATE).await.map_err(OwnerError::ManagerState)?;
-    let labels = state.and_then(|state| state.status?.labels);
-    Ok(labels.map(|labels| Scheme::read(&labels)).transpose()?.map(|scheme| scheme.in_force).unwrap_or_default())
 }

@@ -4,6 +4,7 @@
 
 use clap::ValueEnum;
 use ctrlmesh_common::api::Root;
+use ctrlmesh_common::slots::Slot;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -112,4 +113,17 @@ pub(crate) fn workload(rule: &Root) -> String {
         (None, Some(name)) => format!("StatefulSet {name}"),
         (None, None) => "no workload".to_owned(),
     }
+}
+
+/// Neighbours as one range: `0-3,7`.
+pub(crate) fn ranges(slots: &[Slot]) -> String {
+    let mut parts: Vec<(u8, u8)> = Vec::new();
+    for slot in slots.iter().map(|slot| slot.number()) {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == slot => *last = slot,
+            _ => parts.push((slot, slot)),
+        }
+    }
+    let text = |(first, last): &(u8, u8)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    parts.iter().map(text).collect::<Vec<_>>().join(",")
 }

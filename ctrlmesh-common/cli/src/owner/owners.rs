@@ -5,8 +5,7 @@
 use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::Fence;
-use ctrlmesh_common::resource::ResourceMatch;
-use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::share;
 use ctrlmesh_common::slots::Slot;
 use ctrlmesh_manager::labels::{is_named, named_resources};
 use ctrlmesh_manager::rules::fenced::is_fenced;
@@ -82,7 +81,8 @@ pub(super) fn owners(object: Object, configs: &[ShardingConfig], labelling: &Lab
     let missing_labels: Vec<String> = missing.collect();
     let of_root = |root: &ShardingConfig| {
         let rule = root.spec.root.as_ref()?;
-        let without_owner = RootOwner::of(root, rule, is_selected(rule, &object)?, &object);
+        let selector = share::divided(rule, &object.group, &object.resource)?;
+        let without_owner = RootOwner::of(root, rule, selector.matches(&object.labels), &object);
         let is_named = is_named(&named_resources(rule), &object.group, &object.resource);
         Some(match without_owner {
             off if off.rule == Rule::Disabled => off,
@@ -93,23 +93,6 @@ pub(super) fn owners(object: Object, configs: &[ShardingConfig], labelling: &Lab
     let roots = configs.iter().filter_map(of_root).collect();
     let shards = alone::shards(&object, configs);
     Owners { object, slot, missing_labels, roots, shards }
-}
-
-/// Whether a root's selector has the object; `None` where the root does not divide its resource.
-fn is_selected(rule: &Root, object: &Object) -> Option<bool> {
-    if rule.resource_selector.is_empty() {
-        return Some(true);
-    }
-    let covers = |one: &ResourceMatch| one.covers(&object.group, &object.resource);
-    let covering = rule.resource_selector.iter().filter(|one| {
-        one.relate_resources.is_empty() || one.relate_resources.iter().any(|related| covers(&related.into()))
-    });
-    let selected = covering.map(|one| {
-        let selector = one.selector.as_ref().map(Selector::try_from);
-        selector.is_none_or(|selector| selector.is_ok_and(|selector| selector.matches(&object.labels)))
-    });
-    // Where several have it, it takes all of them.
-    selected.reduce(|one, other| one && other)
 }
 
 impl RootOwner {

@@ -5,6 +5,8 @@ use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
 use kube::discovery::ApiResource;
 use kube::{Client, Error};
 
+use crate::cluster;
+
 /// A resource that the API server has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FoundResource {
@@ -25,9 +27,7 @@ pub(super) struct Meanings {
 /// # Errors
 /// The API server does not say what it has.
 pub(super) async fn find(client: &Client, word: &str) -> Result<Option<Meanings>, Error> {
-    let core = client.list_core_api_versions_aggregated().await?.items;
-    let groups = client.list_api_groups_aggregated().await?.items;
-    Ok(meanings(&core.into_iter().chain(groups).collect::<Vec<_>>(), word))
+    Ok(meanings(&cluster::groups(client).await?, word))
 }
 
 /// A short name counts only where no resource is called so in full.

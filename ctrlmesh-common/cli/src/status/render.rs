@@ -2,12 +2,12 @@
 //!
 //! Pure.
 
-use ctrlmesh_common::slots::{COUNT, Slot};
+use ctrlmesh_common::slots::COUNT;
 use jiff::Timestamp;
 
 use super::overview::{Overview, Problem};
 use super::shards::{PodOverview, ShardOverview};
-use crate::text::{cut, dash, described, line, since, table};
+use crate::text::{cut, dash, described, line, ranges, since, table};
 
 /// Of a selector in a table, in characters. One may name thousands of namespaces.
 const SELECTOR_WIDTH: usize = 100;
@@ -182,19 +182,6 @@ fn breakers(root: &Overview) -> String {
     let mut rows = vec![["CIRCUITBREAKER", "LIMIT", "POD"].map(str::to_owned).to_vec()];
     rows.extend(root.open_breakers.iter().map(|one| vec![one.breaker.clone(), one.limit.clone(), one.pod.clone()]));
     format!("\nOpen breakers:\n{}", table(&rows, "  "))
-}
-
-/// Neighbours as one range: `0-3,7`.
-fn ranges(slots: &[Slot]) -> String {
-    let mut parts: Vec<(u8, u8)> = Vec::new();
-    for slot in slots.iter().map(|slot| slot.number()) {
-        match parts.last_mut() {
-            Some((_, last)) if *last + 1 == slot => *last = slot,
-            _ => parts.push((slot, slot)),
-        }
-    }
-    let text = |(first, last): &(u8, u8)| if first == last { first.to_string() } else { format!("{first}-{last}") };
-    parts.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

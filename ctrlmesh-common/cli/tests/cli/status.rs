@@ -16,7 +16,8 @@ fn list(kind: &str, items: &Value) -> Value {
         "items": items})
 }
 
-/// An API server with root `web` and shard `by-hand` in namespace `ops`, which lets nobody read CircuitBreakers of `closed`.
+/// An API server with root `web` and shard `by-hand` in namespace `ops`, which lets nobody read CircuitBreakers of
+/// `closed`.
 async fn bed() -> Bed {
     let pki = Pki::new();
     let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| {

@@ -76,6 +76,17 @@ pub(crate) async fn divide_fenced(client: &Client, fence: &str, shards: u32, can
 /// The same, with another field of the root, if one is given.
 pub(crate) async fn divide_with(client: &Client, fence: &str, shards: u32, field: Option<(&str, Value)>) {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    let config = root_with_field(fence, shards, field);
+    let force = PatchParams::apply("test").force();
+    roots.patch(ROOT, &force, &Patch::Apply(&config)).await.unwrap();
+}
+
+/// The root, with that canary.
+fn root_with(fence: &str, shards: u32, canary: Option<Value>) -> Value {
+    root_with_field(fence, shards, canary.map(|canary| ("canary", canary)))
+}
+
+fn root_with_field(fence: &str, shards: u32, field: Option<(&str, Value)>) -> Value {
     let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
     let mut root = json!({
         "prefix": "op",
@@ -87,14 +98,12 @@ pub(crate) async fn divide_with(client: &Client, fence: &str, shards: u32, field
     if let Some((name, value)) = field {
         root[name] = value;
     }
-    let config = json!({
+    json!({
         "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1",
         "kind": "ShardingConfig",
         "metadata": {"name": ROOT},
         "spec": {"controller": {"leaderElectionName": "op"}, "root": root},
-    });
-    let force = PatchParams::apply("test").force();
-    roots.patch(ROOT, &force, &Patch::Apply(&config)).await.unwrap();
+    })
 }
 
 /// The namespaces whose object it sees.
@@ -196,6 +205,51 @@ async fn shown_by_commands(cluster: &ControlPlane) {
     }
 }
 
+/// What `plan` says of the root.
+fn planned(cluster: &ControlPlane, folder: &TempDir, root: &Value) -> Value {
+    let file = folder.path().join("root.json");
+    fs::write(&file, root.to_string()).unwrap();
+    let plan = ["plan", "--filename", file.to_str().unwrap(), "--output", "json"];
+    serde_json::from_str(&printed_in(cluster, OPERATOR, &plan)).unwrap()
+}
+
+/// Requires that the root owns what the plan said, and each shard as many objects.
+async fn came_true(client: &Client, clients: &[Client; 2], plan: &Value) {
+    let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    let table = eventually("a root that is settled", async || {
+        let status = roots.get(ROOT).await.ok()?.status?;
+        let is_settled = status.conditions.iter().any(|one| one.type_ == "Settled" && one.status == "True");
+        is_settled.then_some(status.ownership?)
+    });
+    let table = table.await;
+    let planned = &plan["roots"][0];
+    let owned = |side: &str| -> Vec<(&Value, &Value, u64)> {
+        let shards = planned["shards"].as_array().unwrap().iter();
+        let of = |shard: &'_ Value| shard[side]["objects"].as_u64().unwrap();
+        shards.map(|shard| (&shard["name"], shard, of(shard))).collect()
+    };
+    for (name, shard, _) in owned("after") {
+        let name = name.as_str().unwrap();
+        let slots = table.slots.iter().filter(|(_, owner)| *owner == name).map(|(slot, _)| slot.to_string());
+        let namespaces = table.namespaces.iter().filter(|(_, owner)| *owner == name).map(|(name, _)| name);
+        assert_eq!(shard["after"]["slots"], json!(slots.collect::<Vec<_>>()), "{name}: {plan}");
+        assert_eq!(shard["after"]["namespaces"], json!(namespaces.collect::<Vec<_>>()), "{name}: {plan}");
+    }
+    let mut seen = Vec::new();
+    for client in clients {
+        let maps: Api<ConfigMap> = Api::all(client.clone());
+        seen.push(maps.list(&ListParams::default()).await.unwrap().items.len() as u64);
+    }
+    let mut counted: Vec<u64> =
+        owned("after").into_iter().map(|(_, _, objects)| objects).filter(|objects| *objects > 0).collect();
+    seen.sort_unstable();
+    counted.sort_unstable();
+    assert_eq!(counted, seen, "{plan}");
+    assert_eq!(planned["restartedPods"], json!([]), "{plan}");
+    let moves = planned["moves"].as_array().unwrap();
+    assert!(moves.iter().any(|one| one["namespaces"] == json!(["team-3"])), "{plan}");
+}
+
 #[tokio::test]
 async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
@@ -209,10 +263,13 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let (mut sidecars, clients) = proxies(&client, &settings, &pods).await;
     parted(&clients, |_, _| true).await;
 
-    divide(&client, 1, Some(json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
+    let with_canary = Some(json!({"replicas": 1, "inNamespaces": ["team-3"]}));
+    let plan = planned(&cluster, &folder, &root_with("Proxy", 1, with_canary.clone()));
+    divide(&client, 1, with_canary).await;
     let canary: Teams = ["team-3".to_owned()].into();
     parted(&clients, |one, _| *one == canary).await;
     eventually("status to say so", async || programmed(&client).await).await;
+    came_true(&client, &clients, &plan).await;
     shown_by_commands(&cluster).await;
 
     replica.program().kill();

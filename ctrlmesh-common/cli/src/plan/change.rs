@@ -1,0 +1,375 @@
+//! Says who owns what before and after a root is applied, and what moves.
+//!
+//! Pure. The shares are divided as the manager divides them, from the same table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::api::{OnLoss, Root, ShardingConfig};
+use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
+use ctrlmesh_common::selector::{Labels, Selector};
+use ctrlmesh_common::share;
+use ctrlmesh_common::slots::{NamespaceHash, Slot};
+use ctrlmesh_manager::labels::{is_named, named_resources};
+use ctrlmesh_manager::rules::shard::{self, DivideError, Labelling, is_made_by};
+use kube::ResourceExt as _;
+use serde::Serialize;
+
+use crate::status::shards::pods;
+use crate::text::workload;
+
+/// The owner before, and the owner after.
+pub(super) type Owners = (Option<String>, Option<String>);
+
+/// A root as it is, and as it would be.
+#[derive(Debug)]
+pub(super) struct Change {
+    /// Absent: it is new.
+    live: Option<Root>,
+    wanted: Root,
+    /// What the root as it is comes to.
+    before: Ownership,
+    after: Ownership,
+    /// Slots that are not with their shard yet, whether the root changes or not.
+    pending: Vec<Slot>,
+    /// Resources that the root selects otherwise, and how.
+    selection: Vec<String>,
+    /// Whether shards see less of one of them.
+    narrows: bool,
+    hash: NamespaceHash,
+    /// By owner before and after. Objects that nobody divides do not count.
+    objects: BTreeMap<Owners, u64>,
+    shards: Vec<ShardingConfig>,
+    namespace: String,
+    name: String,
+}
+
+/// An object, as far as it counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counted<'a> {
+    pub(super) group: &'a str,
+    pub(super) plural: &'a str,
+    pub(super) namespace: Option<&'a str>,
+    pub(super) name: &'a str,
+    pub(super) labels: &'a Labels,
+}
+
+/// What applying one root would do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RootPlan {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) workload: String,
+    /// Whether the cluster does not have it yet.
+    pub(super) is_new: bool,
+    /// Whether it would be switched off: nothing moves, and its shards stay as they are.
+    pub(super) is_off: bool,
+    pub(super) shards: Vec<ShardPlan>,
+    pub(super) moves: Vec<Move>,
+    /// How many times as many objects as the mean the shard with the most owns. Absent: there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) imbalance_before: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) imbalance_after: Option<f64>,
+    /// Pods whose containers are restarted, because the root has `onLoss: Restart` and they lose objects.
+    pub(super) restarted_pods: Vec<String>,
+    /// Pods that lose or gain something: each of their open watches is led over by three reads.
+    pub(super) changed_pods: Vec<String>,
+    /// Shards that gain something and have no pod. With a fence, it stays with its owner until one serves.
+    pub(super) without_pods: Vec<String>,
+    /// Resources that the root selects otherwise than before, and how.
+    pub(super) selection: Vec<String>,
+    /// Slots that are not with their shard yet, whether the root changes or not.
+    pub(super) pending: Vec<Slot>,
+}
+
+/// What one shard owns before and after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ShardPlan {
+    pub(super) name: String,
+    pub(super) before: Owned,
+    pub(super) after: Owned,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Owned {
+    pub(super) slots: Vec<Slot>,
+    /// Whatever their slot.
+    pub(super) namespaces: Vec<String>,
+    pub(super) objects: u64,
+}
+
+/// What goes from one owner to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Move {
+    /// Absent: nobody owns it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) from: Option<String>,
+    /// Absent: nobody will.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) to: Option<String>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) namespaces: Vec<String>,
+    pub(super) objects: u64,
+}
+
+impl Change {
+    /// Of the root `wanted`, where these ShardingConfigs are in the cluster.
+    ///
+    /// # Errors
+    /// Admission would refuse it.
+    pub(super) fn of(
+        wanted: &ShardingConfig,
+        live: &[ShardingConfig],
+        namespaces: &BTreeSet<String>,
+        labelling: &Labelling,
+    ) -> Result<Self, DivideError> {
+        let is_it =
+            |one: &&ShardingConfig| one.namespace() == wanted.namespace() && one.name_any() == wanted.name_any();
+        let live_root = live.iter().find(is_it);
+        let mut wanted = wanted.clone();
+        wanted.status = live_root.and_then(|root| root.status.clone());
+        wanted.metadata.uid = live_root.and_then(|root| root.metadata.uid.clone());
+        let made: Vec<&ShardingConfig> = live.iter().filter(|one| is_made_by(&wanted, one)).collect();
+        let shards = made.iter().map(|shard| (*shard).clone()).collect();
+        let table = |root: &ShardingConfig| {
+            let divided = shard::divide(root, labelling, namespaces, &made)?;
+            Ok(divided.map(|shards| shard::table(&shards, &BTreeMap::new())))
+        };
+        let written = wanted.status.as_ref().and_then(|status| status.ownership.clone()).map(settled);
+        let written = written.unwrap_or_default();
+        // A root that is off or invalid moves nothing: what it has written holds.
+        let before = live_root.and_then(|root| table(root).ok().flatten()).unwrap_or_else(|| written.clone());
+        let after = table(&wanted)?.unwrap_or_else(|| before.clone());
+        let is_pending = |(slot, owner): &(&Slot, &String)| written.slots.get(slot).is_some_and(|one| one != *owner);
+        let pending = before.slots.iter().filter(is_pending).map(|(slot, _)| *slot).collect();
+        Ok(Self {
+            live: live_root.and_then(|root| root.spec.root.clone()),
+            namespace: wanted.namespace().unwrap_or_default(),
+            name: wanted.name_any(),
+            wanted: wanted.spec.root.ok_or(DivideError::NoRoot)?,
+            before,
+            after,
+            pending,
+            selection: Vec::new(),
+            narrows: false,
+            hash: labelling.hash,
+            objects: BTreeMap::new(),
+            shards,
+        })
+    }
+
+    /// Whether the root divides the resource, before or after.
+    pub(super) fn divides(&self, group: &str, plural: &str) -> bool {
+        let roots = self.live.iter().chain([&self.wanted]);
+        { roots }.any(|root| is_named(&named_resources(root), group, plural))
+    }
+
+    /// Looks at whether the root selects the resource otherwise than before.
+    pub(super) fn select(&mut self, group: &str, plural: &str) {
+        let selector = |root: &Root| {
+            let divided = share::divided(root, group, plural);
+            divided.filter(|_| is_named(&named_resources(root), group, plural))
+        };
+        let (before, after) = (self.live.as_ref().and_then(selector), selector(&self.wanted));
+        if before == after || self.live.is_none() || self.is_off() {
+            return;
+        }
+        let how = match (&before, &after) {
+            (None, _) => "anew",
+            (_, None) => "no more",
+            _ => "by another selector",
+        };
+        let dot = if group.is_empty() { "" } else { "." };
+        self.selection.push(format!("{plural}{dot}{group} {how}"));
+        // What is not divided, every pod sees. A selector with fewer requirements selects no less.
+        let is_wider = |before: &Selector, after: &Selector| {
+            after.requirements().iter().all(|one| before.requirements().contains(one))
+        };
+        self.narrows |= match (&before, &after) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(before), Some(after)) => !is_wider(before, after),
+        };
+    }
+
+    /// How many objects are counted, so that it can be taken back.
+    pub(super) fn counted(&self) -> BTreeMap<Owners, u64> {
+        self.objects.clone()
+    }
+
+    /// Takes back what was counted since.
+    pub(super) fn take_back(&mut self, counted: BTreeMap<Owners, u64>) {
+        self.objects = counted;
+    }
+
+    fn is_off(&self) -> bool {
+        self.wanted.disable == Some(true)
+    }
+
+    pub(super) fn count(&mut self, object: Counted<'_>) {
+        let is_namespace = (object.group, object.plural) == ("", "namespaces");
+        let namespace = if is_namespace { Some(object.name) } else { object.namespace };
+        let slot = self.hash.slot(namespace.unwrap_or(object.name));
+        let owner = |root: &Root, table: &Ownership| {
+            selects(root, object).then(|| table.owner(slot, namespace).map(str::to_owned))
+        };
+        let before = self.live.as_ref().and_then(|root| owner(root, &self.before));
+        let after = if self.is_off() { before.clone() } else { owner(&self.wanted, &self.after) };
+        if before.is_some() || after.is_some() {
+            *self.objects.entry((before.flatten(), after.flatten())).or_default() += 1;
+        }
+    }
+
+    pub(super) fn plan(self) -> RootPlan {
+        let is_off = self.is_off();
+        let shards = self.shard_plans();
+        let moves = self.moves();
+        let pods_of = |shard: &str| {
+            let config = self.shards.iter().find(|one| one.name_any() == shard);
+            config.map(|config| pods(config, None)).unwrap_or_default().into_iter().map(|pod| pod.name)
+        };
+        let of_shares = || moves.iter().filter(|one| !one.slots.is_empty() || !one.namespaces.is_empty());
+        let from: BTreeSet<&str> = of_shares().filter_map(|one| one.from.as_deref()).collect();
+        let to: BTreeSet<&str> = of_shares().filter_map(|one| one.to.as_deref()).collect();
+        let all: BTreeSet<&str> = shards.iter().map(|shard| shard.name.as_str()).collect();
+        let losing = if self.narrows { &all } else { &from };
+        let restarts = self.wanted.on_loss == Some(OnLoss::Restart);
+        let restarted_pods = losing.iter().filter(|_| restarts).flat_map(|shard| pods_of(shard)).collect();
+        let changed = if self.selection.is_empty() { from.union(&to).copied().collect() } else { all };
+        let changed_pods = changed.into_iter().flat_map(pods_of).collect();
+        let without_pods = to.iter().filter(|shard| pods_of(shard).next().is_none()).map(|shard| (*shard).to_owned());
+        RootPlan {
+            workload: workload(&self.wanted),
+            is_new: self.live.is_none(),
+            is_off,
+            imbalance_before: imbalance(&shards, |shard| &shard.before),
+            imbalance_after: imbalance(&shards, |shard| &shard.after),
+            restarted_pods,
+            changed_pods,
+            without_pods: without_pods.collect(),
+            selection: self.selection,
+            pending: self.pending,
+            shards,
+            moves,
+            namespace: self.namespace,
+            name: self.name,
+        }
+    }
+
+    fn shard_plans(&self) -> Vec<ShardPlan> {
+        let owners = |table: &Ownership| {
+            let owners = table.slots.values().chain(table.namespaces.values());
+            owners.cloned().collect::<BTreeSet<String>>()
+        };
+        let names: BTreeSet<String> = owners(&self.before).union(&owners(&self.after)).cloned().collect();
+        let objects = |is_of: &dyn Fn(&Owners) -> bool| {
+            self.objects.iter().filter(|(owners, _)| is_of(owners)).map(|(_, count)| count).sum()
+        };
+        let plan = |name: String| ShardPlan {
+            before: Owned {
+                objects: objects(&|(before, _)| before.as_ref() == Some(&name)),
+                ..Owned::of(&name, &self.before)
+            },
+            after: Owned {
+                objects: objects(&|(_, after)| after.as_ref() == Some(&name)),
+                ..Owned::of(&name, &self.after)
+            },
+            name,
+        };
+        names.into_iter().map(plan).collect()
+    }
+
+    fn moves(&self) -> Vec<Move> {
+        let mut moves: BTreeMap<Owners, Move> = BTreeMap::new();
+        let mut of = |from: Option<&str>, to: Option<&str>, add: &dyn Fn(&mut Move)| {
+            let key = (from.map(str::to_owned), to.map(str::to_owned));
+            let (slots, namespaces) = (Vec::new(), Vec::new());
+            let objects = self.objects.get(&key).copied().unwrap_or_default();
+            let empty = || Move { from: key.0.clone(), to: key.1.clone(), slots, namespaces, objects };
+            add(moves.entry(key.clone()).or_insert_with(empty));
+        };
+        let slots: BTreeSet<Slot> = self.before.slots.keys().chain(self.after.slots.keys()).copied().collect();
+        for slot in slots {
+            let (from, to) = (self.before.owner(slot, None), self.after.owner(slot, None));
+            if from != to {
+                of(from, to, &|one| one.slots.push(slot));
+            }
+        }
+        let pinned = self.before.namespaces.keys().chain(self.after.namespaces.keys());
+        for namespace in pinned.collect::<BTreeSet<_>>() {
+            let slot = self.hash.slot(namespace);
+            let owner = |table: &Ownership| table.owner(slot, Some(namespace)).map(str::to_owned);
+            let (from, to) = (owner(&self.before), owner(&self.after));
+            if from != to {
+                of(from.as_deref(), to.as_deref(), &|one| one.namespaces.push(namespace.clone()));
+            }
+        }
+        // Also what the root selects from now on, or no more.
+        for (from, to) in self.objects.keys().filter(|(from, to)| from != to) {
+            of(from.as_deref(), to.as_deref(), &|_| {});
+        }
+        moves.into_values().collect()
+    }
+}
+
+impl RootPlan {
+    /// Whether applying it changes who owns anything.
+    pub(super) fn moves_anything(&self) -> bool {
+        !self.moves.is_empty() || !self.selection.is_empty()
+    }
+
+    pub(super) fn objects(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.after.objects).sum()
+    }
+}
+
+impl Owned {
+    fn of(shard: &str, table: &Ownership) -> Self {
+        let slots = table.slots.iter().filter(|(_, owner)| *owner == shard).map(|(slot, _)| *slot);
+        let namespaces = table.namespaces.iter().filter(|(_, owner)| *owner == shard).map(|(name, _)| name.clone());
+        Self { slots: slots.collect(), namespaces: namespaces.collect(), objects: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.slots.is_empty() && self.namespaces.is_empty()
+    }
+}
+
+/// The root of that namespace and name.
+pub(super) fn find<'a>(root: &ShardingConfig, all: &'a [ShardingConfig]) -> Option<&'a ShardingConfig> {
+    all.iter().find(|one| one.namespace() == root.namespace() && one.name_any() == root.name_any())
+}
+
+/// What is on its way counts for its former owner, as in the manager.
+fn settled(mut table: Ownership) -> Ownership {
+    if let Some(revoked) = table.revoked.take() {
+        for (slot, owner) in revoked.slots {
+            table.slots.entry(slot).or_insert(owner);
+        }
+        for (namespace, owner) in revoked.namespaces {
+            table.namespaces.entry(namespace).or_insert(owner);
+        }
+    }
+    table
+}
+
+/// Whether a root divides the object.
+fn selects(root: &Root, object: Counted<'_>) -> bool {
+    is_named(&named_resources(root), object.group, object.plural)
+        && share::divided(root, object.group, object.plural).is_some_and(|selector| selector.matches(object.labels))
+}
+
+fn imbalance(shards: &[ShardPlan], side: impl Fn(&ShardPlan) -> &Owned) -> Option<f64> {
+    let shards = shards.iter().filter(|shard| shard.name != UNSHARDED);
+    let owning: Vec<u64> = shards.map(side).filter(|owned| !owned.is_empty()).map(|owned| owned.objects).collect();
+    let all: u64 = owning.iter().sum();
+    let most = owning.iter().max().filter(|_| all > 0)?;
+    #[expect(clippy::cast_precision_loss, reason = "a ratio of counts far below 2^52")]
+    let ratio = *most as f64 * owning.len() as f64 / all as f64;
+    Some(ratio)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+use std::collections::BTreeSet;
+
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_manager::rules::shard::Labelling;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn root(shards: u32, more: Value) -> ShardingConfig {
+    let websites = json!([{"relateResources": [{"apiGroups": ["web.example.com"], "resources": ["websites"]}]}]);
+    let mut rule = json!({"prefix": "web", "targetStatefulSet": "web", "resourceSelector": websites,
+        "auto": {"shardingSize": shards, "everyShardReplicas": 1}});
+    more.as_object().unwrap().iter().for_each(|(key, value)| rule[key] = value.clone());
+    let kind = "ShardingConfig";
+    serde_json::from_value(json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": kind,
+        "metadata": {"name": "web", "namespace": "ops", "uid": "u"}, "spec": {"root": rule}}))
+    .unwrap()
+}
+
+/// The root with the table that it comes to, and its shards, each with a pod.
+fn applied(shards: u32) -> Vec<ShardingConfig> {
+    let mut root = root(shards, json!({}));
+    let divided = shard::divide(&root, &Labelling::default(), &BTreeSet::new(), &[]).unwrap().unwrap();
+    let ownership = Some(shard::table(&divided, &BTreeMap::new()));
+    root.status = Some(ctrlmesh_common::api::ShardingConfigStatus { ownership, ..Default::default() });
+    let made = divided.into_iter().enumerate().map(|(at, shard)| {
+        let status = json!({"pods": [{"name": format!("web-{at}")}]});
+        ShardingConfig { status: serde_json::from_value(status).unwrap(), ..shard.config }
+    });
+    let made: Vec<_> = made.collect();
+    [root].into_iter().chain(made).collect()
+}
+
+/// What comes of it, with two websites in each of 20 namespaces.
+fn planned(wanted: &ShardingConfig, live: &[ShardingConfig]) -> RootPlan {
+    let mut change = Change::of(wanted, live, &BTreeSet::new(), &Labelling::default()).unwrap();
+    let labels = Labels::from([("team".to_owned(), "a".to_owned())]);
+    change.select("web.example.com", "websites");
+    change.select("", "configmaps");
+    for namespace in (0..20).map(|at| format!("shop-{at}")) {
+        for name in ["one", "two"] {
+            let namespace = Some(namespace.as_str());
+            change.count(Counted { group: "web.example.com", plural: "websites", namespace, name, labels: &labels });
+            change.count(Counted { group: "", plural: "configmaps", namespace, name, labels: &labels });
+        }
+    }
+    change.plan()
+}
+
+#[test]
+fn the_same_root_moves_nothing() {
+    let plan = planned(&root(2, json!({})), &applied(2));
+    assert!(!plan.moves_anything() && !plan.is_new && plan.objects() == 40, "{plan:?}");
+    assert!(plan.shards.iter().all(|shard| shard.before == shard.after), "{plan:?}");
+    assert_eq!((plan.imbalance_before, plan.changed_pods.len()), (plan.imbalance_after, 0));
+}
+
+#[test]
+fn another_shard_takes_an_even_part_of_each() {
+    let plan = planned(&root(3, json!({"onLoss": "Restart"})), &applied(2));
+    let sizes: Vec<_> = plan.shards.iter().map(|one| (one.before.slots.len(), one.after.slots.len())).collect();
+    assert_eq!(sizes, [(16, 11), (16, 11), (0, 10)], "{plan:?}");
+    let to: BTreeSet<_> = plan.moves.iter().map(|one| one.to.as_deref()).collect();
+    assert_eq!(to, [Some("web-3-normal")].into());
+    let moved: u64 = plan.moves.iter().map(|one| one.objects).sum();
+    assert_eq!((moved, plan.objects()), (plan.shards[2].after.objects, 40));
+    assert!(moved > 0 && plan.moves.iter().map(|one| one.slots.len()).sum::<usize>() == 10);
+    assert_eq!((plan.restarted_pods, plan.without_pods), (plan.changed_pods, vec!["web-3-normal".to_owned()]));
+}
+
+#[test]
+fn a_pinned_namespace_moves_by_name() {
+    let canary = json!({"canary": {"replicas": 1, "inNamespaces": ["shop-3"]}});
+    let plan = planned(&root(2, canary), &applied(2));
+    let pinned: Vec<_> = plan.moves.iter().filter(|one| !one.namespaces.is_empty()).collect();
+    assert_eq!((pinned.len(), pinned[0].objects, pinned[0].to.as_deref()), (1, 2, Some("web-0-canary")), "{plan:?}");
+    assert_eq!(pinned[0].slots, []);
+}
+
+#[test]
+fn a_new_root_takes_all_and_one_that_is_off_takes_nothing() {
+    let plan = planned(&root(2, json!({})), &[]);
+    assert!(plan.is_new && plan.moves.iter().all(|one| one.from.is_none()), "{plan:?}");
+    assert_eq!(plan.moves.iter().map(|one| one.objects).sum::<u64>(), 40);
+    let off = json!({"disable": true, "resourceSelector": [], "onLoss": "Restart"});
+    let plan = planned(&root(3, off), &applied(2));
+    assert!(plan.is_off && !plan.moves_anything() && plan.restarted_pods.is_empty(), "{plan:?}");
+}
+
+#[test]
+fn what_is_selected_no_more_is_nobodys() {
+    let team = |team| {
+        json!({"resourceSelector": [{"selector": {"matchLabels": {"team": team}},
+        "relateResources": [{"apiGroups": ["web.example.com"], "resources": ["websites"]}]}]})
+    };
+    let same = planned(&root(2, team("a")), &applied(2));
+    assert_eq!(
+        (same.moves.len(), same.selection),
+        (0, vec!["websites.web.example.com by another selector".to_owned()])
+    );
+    let plan = planned(&root(2, team("b")), &applied(2));
+    assert_eq!((plan.objects(), plan.moves.iter().map(|one| one.objects).sum::<u64>()), (0, 40));
+    assert!(plan.moves.iter().all(|one| one.to.is_none() && one.slots.is_empty()), "{plan:?}");
+}
+
+#[test]
+fn what_is_on_its_way_counts_for_its_former_owner() {
+    let mut live = applied(2);
+    let table = live[0].status.as_mut().unwrap().ownership.as_mut().unwrap();
+    let slot = *table.slots.keys().next().unwrap();
+    let owner = table.slots.remove(&slot).unwrap();
+    table.revoked = serde_json::from_value(json!({"epoch": 7, "slots": {slot.to_string(): owner}})).unwrap();
+    assert!(!planned(&root(2, json!({})), &live).moves_anything());
+}
+
+#[test]
+fn pods_restart_where_they_see_less() {
+    let related = |resources: &[(&str, &str)]| {
+        let related = |(group, resource): &(&str, &str)| json!({"apiGroups": [group], "resources": [resource]});
+        let all: Vec<Value> = resources.iter().map(related).collect();
+        json!({"onLoss": "Restart", "resourceSelector": [{"relateResources": all}]})
+    };
+    let (sites, maps) = (("web.example.com", "websites"), ("", "configmaps"));
+    let restarted = |wanted: Value| {
+        let plan = planned(&root(2, wanted), &applied(2));
+        (plan.selection, plan.restarted_pods.len())
+    };
+    assert_eq!(restarted(related(&[sites])), (vec![], 0));
+    assert_eq!(restarted(related(&[sites, maps])), (vec!["configmaps anew".to_owned()], 2));
+    let none = restarted(related(&[("", "secrets")]));
+    assert_eq!(none, (vec!["websites.web.example.com no more".to_owned()], 0), "every pod sees all of them");
+}
+
+#[test]
+fn what_waits_for_a_pod_already_is_no_move() {
+    let mut live = applied(2);
+    let table = live[0].status.as_mut().unwrap().ownership.as_mut().unwrap();
+    table.slots.values_mut().for_each(|owner| UNSHARDED.clone_into(owner));
+    let plan = planned(&root(2, json!({})), &live);
+    assert!(!plan.moves_anything() && plan.pending.len() == 32, "{plan:?}");
+}

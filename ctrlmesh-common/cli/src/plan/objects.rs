@@ -1,0 +1,62 @@
+//! Lists the metadata of the objects that roots divide.
+
+use ctrlmesh_common::selector::Labels;
+use ctrlmesh_manager::rules::label_coverage::VERBS;
+use kube::api::{DynamicObject, ListParams};
+use kube::core::ApiResource;
+use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
+use kube::{Api, Client, Error};
+
+/// Objects in one answer.
+const PAGE: u32 = 500;
+
+/// Every resource that the manager can label, and namespaces, in the preferred version of its group.
+pub(super) fn labelled(groups: &[APIGroupDiscovery]) -> Vec<ApiResource> {
+    let of_group = |group: &APIGroupDiscovery| {
+        let name = group.metadata.as_ref().and_then(|metadata| metadata.name.clone()).unwrap_or_default();
+        let mut found: Vec<ApiResource> = Vec::new();
+        for version in &group.versions {
+            let of = version.version.clone().unwrap_or_default();
+            for resource in version.resources.iter().filter(|one| supports(one)) {
+                let kind = resource.response_kind.as_ref().and_then(|kind| kind.kind.clone());
+                let Some((plural, kind)) = resource.resource.clone().zip(kind) else { continue };
+                let api_version = if name.is_empty() { of.clone() } else { format!("{name}/{of}") };
+                if found.iter().all(|known| known.plural != plural) {
+                    found.push(ApiResource { group: name.clone(), version: of.clone(), api_version, kind, plural });
+                }
+            }
+        }
+        found
+    };
+    groups.iter().flat_map(of_group).collect()
+}
+
+fn supports(resource: &APIResourceDiscovery) -> bool {
+    VERBS.iter().all(|verb| resource.verbs.iter().any(|one| one == verb))
+}
+
+/// Calls `each` with namespace, name and labels of each object.
+///
+/// # Errors
+/// The API server does not list them.
+pub(super) async fn list(
+    client: &Client,
+    resource: &ApiResource,
+    mut each: impl FnMut(Option<&str>, &str, &Labels),
+) -> Result<(), Error> {
+    let all: Api<DynamicObject> = Api::all_with(client.clone(), resource);
+    let mut page = ListParams::default().limit(PAGE);
+    let none = Labels::new();
+    loop {
+        let list = all.list_metadata(&page).await?;
+        for object in &list.items {
+            let metadata = &object.metadata;
+            let labels = metadata.labels.as_ref().unwrap_or(&none);
+            each(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default(), labels);
+        }
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+use super::*;
+use crate::plan::change::Owned;
+
+#[test]
+fn a_plan_is_one_screen() {
+    let slots = |from: u8, to: u8| (from..to).map(|slot| Slot::try_from(i64::from(slot)).unwrap()).collect();
+    let owned = |from, to, objects| Owned { slots: slots(from, to), namespaces: Vec::new(), objects };
+    let shard = |name: &str, before, after| ShardPlan { name: name.to_owned(), before, after };
+    let text = str::to_owned;
+    let plan = RootPlan {
+        namespace: text("ops"),
+        name: text("web"),
+        workload: text("Deployment web"),
+        is_new: false,
+        is_off: false,
+        shards: vec![
+            shard("web-1-normal", owned(0, 32, 90), owned(0, 16, 50)),
+            shard("web-2-normal", Owned::default(), owned(16, 32, 40)),
+        ],
+        moves: vec![Move {
+            from: Some(text("web-1-normal")),
+            to: Some(text("web-2-normal")),
+            slots: slots(16, 32),
+            namespaces: Vec::new(),
+            objects: 40,
+        }],
+        imbalance_before: Some(1.0),
+        imbalance_after: Some(1.111),
+        restarted_pods: Vec::new(),
+        changed_pods: vec![text("web-0")],
+        without_pods: vec![text("web-2-normal")],
+        selection: vec![text("pods anew")],
+        pending: slots(3, 5),
+    };
+    let printed = screen(&Plan { roots: vec![plan], not_counted: vec![text("pods: forbidden")] });
+    let expected = "\
+Root:      ops/web, Deployment web
+State:     it is there, and something moves
+Objects:   90
+Imbalance: 1.00 -> 1.11: the most objects of a shard, to the mean
+Selects:   pods anew
+Restarts:  no pod
+Reads:     three for each open watch of 1 pod(s); nothing is listed anew
+
+SHARD          SLOTS          NAMESPACES   OBJECTS
+web-1-normal   0-31 -> 0-15   -            90 -> 50
+web-2-normal   - -> 16-31     -            0 -> 40
+
+Moves:
+  FROM           TO             SLOTS   NAMESPACES   OBJECTS
+  web-1-normal   web-2-normal   16-31   -            40
+
+Slots 3-4 are not with their shard yet, with or without this.
+
+Without a pod: web-2-normal. With a fence, what they gain stays with its owner until one serves.
+
+Not counted:
+  pods: forbidden
+";
+    assert_eq!(printed, expected);
+}
