@@ -93,6 +93,9 @@ async fn until_labelled(things: &Api<DynamicObject>) -> Result<u64> {
 /// How often the API server compacts etcd (`--etcd-compaction-interval`).
 const COMPACTED: Duration = Duration::from_mins(5);
 
+/// By how many labels other tests select objects of every kind: each of them may come first while this one runs.
+const OTHER_LABELS: u64 = 2;
+
 /// 500 namespaces and 5,000 objects; with `--full`, 5,000 and 50,000.
 #[tokio::test]
 async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
@@ -122,8 +125,8 @@ async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     // Those are the test's own.
     *ours.get_mut("list").context("never listed")? -= lists;
     // Where the next page begins is forgotten when the API server compacts etcd, and the list begins again: what is
-    // labelled costs nothing then.
-    let passes = 1 + took.as_secs() / COMPACTED.as_secs();
+    // labelled costs nothing then. It does so, too, where a ShardingConfig is the first that selects by some label.
+    let passes = 1 + took.as_secs() / COMPACTED.as_secs() + OTHER_LABELS;
     let most = manager.most_kilobytes()?;
     eprintln!(
         "{objects} objects in {spaces} namespaces labelled in {took:?}; requests for them {ours:?}, of everybody for anything {all:?}; resident {resident} kB before, {most} kB at most"
