@@ -13,6 +13,9 @@ use crate::{docs, setup, tools};
 /// The main workspace.
 const MANIFEST: &str = "Cargo.toml";
 
+/// What people build by itself. Features of other crates, which the whole workspace has, may be missing then.
+const BUILT_ALONE: [&str; 2] = ["ctrlmesh-demo", "ctrlmesh"];
+
 /// The workspaces beside the main one, each with a lock file of its own.
 const OTHER_WORKSPACES: [&str; 2] = ["ctrlmesh-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
 
@@ -40,6 +43,9 @@ pub fn check_all() -> Result<()> {
     licences()?;
     docs::check()?;
     run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"]))?;
+    for package in BUILT_ALONE {
+        run(&mut cargo(&["check", "--quiet", "--locked", "--package", package]))?;
+    }
     kernel_programs()?;
     run(&mut cargo(&[
         "clippy",
