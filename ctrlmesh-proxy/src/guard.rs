@@ -13,6 +13,7 @@ use ctrlmesh_runtime::boot_clock;
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_runtime::telemetry;
+use ctrlmesh_runtime::unix_time;
 use http::StatusCode;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task;
@@ -323,7 +324,7 @@ impl RuleRecord {
             breaker: guard.breaker.clone(),
             rule: guard.rule.clone(),
             open,
-            changed_at: self.changed_at.map_or(0, milliseconds),
+            changed_at: self.changed_at.map_or(0, unix_time::millis),
             allowed: self.allowed,
             refused: self.refused,
             last_refused: String::new(),
@@ -385,12 +386,6 @@ impl Drop for Probe {
 /// By the clock that is the same for every process until the machine starts anew.
 fn now() -> Moment {
     Moment(u64::try_from(boot_clock::now().as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// Since 1970.
-fn milliseconds(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn name(guard: &Guard) -> String {

@@ -12,6 +12,7 @@ use ctrlmesh_common::wire::Traffic;
 use ctrlmesh_request::decide::{self, Plan};
 use ctrlmesh_request::request::{ObjectKey, RequestInfo};
 use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::unix_time;
 use http::StatusCode;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
@@ -241,8 +242,7 @@ fn add(count: &AtomicU64, more: u64) {
 
 /// In milliseconds since 1970.
 fn now() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    unix_time::millis(SystemTime::now())
 }
 
 #[cfg(test)]

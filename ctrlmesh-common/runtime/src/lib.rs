@@ -5,6 +5,7 @@
 
 pub mod sync;
 pub mod boot_clock;
+pub mod unix_time;
 pub mod jitter;
 pub mod duration;
 pub mod telemetry;

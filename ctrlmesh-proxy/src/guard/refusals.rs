@@ -5,8 +5,7 @@ use std::time::SystemTime;
 
 use ctrlmesh_common::wire::GuardState;
 use ctrlmesh_request::egress::Visible;
-
-use super::milliseconds;
+use ctrlmesh_runtime::unix_time;
 
 /// Rules of which notes are taken. Those of one pod have room for a few hundred.
 const MAX_RULES: usize = 256;
@@ -43,7 +42,7 @@ impl Refusals {
             breaker: breaker.clone(),
             rule: rule.clone(),
             open: false,
-            changed_at: milliseconds(refusal.at),
+            changed_at: unix_time::millis(refusal.at),
             allowed: 0,
             refused: refusal.count,
             last_refused: refusal.last.clone(),

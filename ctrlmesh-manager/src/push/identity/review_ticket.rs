@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::hmac::{self, HMAC_SHA256};
 use bytes::Bytes;
+use ctrlmesh_runtime::unix_time;
 use serde::{Deserialize, Serialize};
 
 use super::review_cache::token_digest;
@@ -51,7 +52,6 @@ impl TicketKey {
     }
 
     pub fn issue(&self, token: &str, proven: &ReviewedIdentity) -> Bytes {
-        let since = proven.reviewed.duration_since(UNIX_EPOCH).unwrap_or_default();
         let Identity { pod, uid, node, account } = &*proven.identity;
         let content = TicketContent {
             namespace: pod.namespace.clone(),
@@ -59,7 +59,7 @@ impl TicketKey {
             uid: uid.clone(),
             node: node.clone(),
             account: account.clone(),
-            reviewed: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            reviewed: unix_time::millis(proven.reviewed),
         };
         // Strings and a number always serialize.
         let content = serde_json::to_vec(&content).unwrap_or_default();

@@ -12,6 +12,7 @@ use ctrlmesh_common::wire::{
     self, PodId, Receipts, Relayed, Traffic, TrafficReport, WatchReport, Watched, WebhookReport, WebhookState,
 };
 use ctrlmesh_runtime::grpc::{Authorities, GrpcError, Peer};
+use ctrlmesh_runtime::unix_time;
 use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
 use tokio_stream::wrappers::ReceiverStream;
@@ -264,14 +265,13 @@ fn chunks(receipts: Vec<wire::Receipt>) -> Vec<Vec<wire::Receipt>> {
 }
 
 fn message(pod: &PodName, receipt: &Receipt) -> wire::Receipt {
-    let since = receipt.last_contact.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     wire::Receipt {
         pod: Some(PodId::of(pod, &receipt.uid)),
         epoch: receipt.epoch,
         digest: receipt.digest,
         refused: receipt.refused.clone().unwrap_or_default(),
         connected: receipt.connected,
-        last_contact: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        last_contact: unix_time::millis(receipt.last_contact),
         guards: receipt.guards.to_vec(),
         webhook: receipt.webhook.clone(),
     }
