@@ -9,6 +9,7 @@ pub(crate) mod splice;
 pub(crate) mod upgraded;
 mod lock_rename;
 mod page_permit;
+mod splice_in_progress;
 
 use std::fmt;
 use std::future::Future;
@@ -28,7 +29,6 @@ use http::response::Parts;
 use http::{HeaderMap, Response};
 use hyper::body::{Body as _, Frame};
 use thiserror::Error;
-use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::metrics::Open;
@@ -38,6 +38,7 @@ use crate::session::Session;
 use crate::traffic::{self, Kind, OpenWatch};
 use crate::watch::lock_rename::LockRenamer;
 use crate::watch::splice::{RequestTemplate, SpliceOutcome, Transition};
+use crate::watch::splice_in_progress::{SpliceEvent, SpliceInProgress};
 
 /// A watch that a client requested.
 #[derive(Debug)]
@@ -71,20 +72,6 @@ pub(crate) struct Watch {
     _counted: Open,
     /// As the manager is told of it, where it shows more than one name.
     _open: Option<OpenWatch>,
-}
-
-/// The reads between two watches.
-struct SpliceInProgress {
-    encoding: Encoding,
-    reads: Pin<Box<dyn Future<Output = SpliceOutcome>>>,
-    outcome: Option<SpliceOutcome>,
-    pages: mpsc::Receiver<Bytes>,
-}
-
-enum SpliceEvent {
-    /// Frames for the client.
-    Page(Bytes),
-    Done(SpliceOutcome),
 }
 
 /// The frames of the API server's answer cannot be read.
@@ -158,9 +145,8 @@ impl Watch {
 
     fn splice(&mut self, encoding: Encoding, over: Transition, reading: Option<Reading>) {
         let (session, template) = (self.session.clone(), self.template.clone());
-        let (send, pages) = mpsc::channel(1);
-        let reads = Box::pin(splice::run(session, template, encoding, over, reading, send));
-        self.state = State::SpliceInProgress(Box::new(SpliceInProgress { encoding, reads, outcome: None, pages }));
+        let splice = SpliceInProgress::begin(session, template, encoding, over, reading);
+        self.state = State::SpliceInProgress(Box::new(splice));
     }
 
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -175,7 +161,7 @@ impl Watch {
             match &mut self.state {
                 State::Ended => return Poll::Ready(None),
                 State::SpliceInProgress(splicing) => {
-                    let encoding = splicing.encoding;
+                    let encoding = splicing.encoding();
                     let bytes = match ready!(splicing.poll_next(cx)) {
                         SpliceEvent::Page(page) if !self.has_room(&page) => {
                             self.state = State::Ended;
@@ -365,28 +351,6 @@ impl Watch {
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").field("template", &self.template).finish_non_exhaustive()
-    }
-}
-
-impl SpliceInProgress {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<SpliceEvent> {
-        loop {
-            // The last page may still be in the channel when the reads are done.
-            if let Poll::Ready(Some(page)) = self.pages.poll_recv(cx) {
-                return Poll::Ready(SpliceEvent::Page(page));
-            }
-            if let Some(outcome) = self.outcome.take() {
-                return Poll::Ready(SpliceEvent::Done(outcome));
-            }
-            match self.reads.as_mut().poll(cx) {
-                Poll::Ready(outcome) => self.outcome = Some(outcome),
-                // A page may have been sent before the reads went pending.
-                Poll::Pending => {
-                    let page = ready!(self.pages.poll_recv(cx));
-                    return page.map_or(Poll::Pending, |page| Poll::Ready(SpliceEvent::Page(page)));
-                }
-            }
-        }
     }
 }
 
