@@ -73,6 +73,16 @@ pub fn divided(root: &Root, group: &str, plural: &str) -> Option<Selector> {
     selectors.reduce(|all, one| all.and(&one))
 }
 
+/// How many times as much as the mean the shard with the most has. `None`: there is nothing to have.
+pub fn imbalance(counts: impl IntoIterator<Item = u64>) -> Option<f64> {
+    let counts: Vec<u64> = counts.into_iter().collect();
+    let all: u64 = counts.iter().sum();
+    let most = counts.iter().max().filter(|_| all > 0)?;
+    #[expect(clippy::cast_precision_loss, reason = "a ratio of counts far below 2^52")]
+    let ratio = *most as f64 * counts.len() as f64 / all as f64;
+    Some(ratio)
+}
+
 fn compiled(at: usize, limit: &api::Limit) -> Result<Limit, ShareError> {
     if limit.is_in_both_spellings() {
         return Err(ShareError::Twice { limit: at });

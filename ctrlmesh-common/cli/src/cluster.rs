@@ -9,13 +9,17 @@ use std::time::Duration;
 
 use clap::Args;
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::core::discovery::v2::APIGroupDiscovery;
+use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
+use kube::discovery::ApiResource;
 use kube::{Client, Config};
 use rustls::crypto::aws_lc_rs;
 use tokio::runtime::Builder;
 
 /// Limit for one answer of the API server.
 const ANSWER: Duration = Duration::from_secs(30);
+
+/// Group and plural of namespaces, whose objects are in the slot of their own name, and in the namespace of it.
+pub(crate) const NAMESPACES: (&str, &str) = ("", "namespaces");
 
 /// As kubectl has them.
 #[derive(Args, Clone, Debug)]
@@ -85,6 +89,22 @@ pub(crate) async fn groups(client: &Client) -> Result<Vec<APIGroupDiscovery>, ku
     let core = client.list_core_api_versions_aggregated().await?.items;
     let groups = client.list_api_groups_aggregated().await?.items;
     Ok(core.into_iter().chain(groups).collect())
+}
+
+/// A resource as discovery has it. `None` where that does not say everything.
+pub(crate) fn api_resource(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<ApiResource> {
+    Some(ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") },
+        kind: resource.response_kind.as_ref()?.kind.clone()?,
+        plural: resource.resource.clone()?,
+    })
+}
+
+/// As `PLURAL.GROUP`; without the group where that is the core one.
+pub(crate) fn resource_name(group: &str, plural: &str) -> String {
+    if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
 }
 
 /// As kubectl finds it.

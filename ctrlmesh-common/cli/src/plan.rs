@@ -21,7 +21,7 @@ use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 
 pub(crate) use self::args::Arguments;
-use self::change::{Change, Counted, RootPlan};
+use self::change::{Change, Counted, RootPlan, Selected, is_same};
 use crate::cluster::labelling::{LabellingError, labelling};
 use crate::cluster::{self, ClusterError, Connection};
 use crate::files::manifests;
@@ -100,10 +100,10 @@ async fn make(arguments: &Arguments) -> Result<Plan, PlanError> {
     let (mut changes, mut admitted) = (Vec::new(), live.clone());
     for mut root in wanted.into_iter().filter(|config| config.spec.root.is_some()) {
         root.metadata.namespace.get_or_insert_with(|| connection.namespace.clone());
-        check(&root, change::find(&root, &live), &admitted)?;
+        check(&root, live.iter().find(|one| is_same(&root, one)), &admitted)?;
         let change = Change::of(&root, &live, &namespaces, &labelling);
         changes.push(change.map_err(|source| PlanError::Divide { name: root.name_any(), source })?);
-        admitted.retain(|one| change::find(&root, std::slice::from_ref(one)).is_none());
+        admitted.retain(|one| !is_same(&root, one));
         admitted.push(root);
     }
     if changes.is_empty() {
@@ -130,24 +130,22 @@ async fn count(connection: &Connection, changes: &mut [Change]) -> Result<Vec<St
     let mut not_counted = Vec::new();
     for resource in objects::labelled(&groups) {
         let (group, plural) = (resource.group.as_str(), resource.plural.as_str());
-        if !changes.iter().any(|change| change.divides(group, plural)) {
+        let mut selecting: Vec<(&mut Change, Selected)> = Vec::new();
+        for change in &mut *changes {
+            let selected = change.select(group, plural);
+            selecting.extend(selected.map(|selected| (change, selected)));
+        }
+        if selecting.is_empty() {
             continue;
         }
-        for change in &mut *changes {
-            change.select(group, plural);
-        }
-        let before: Vec<_> = changes.iter().map(Change::counted).collect();
         let listed = objects::list(&connection.client, &resource, |namespace, name, labels| {
-            let object = Counted { group, plural, namespace, name, labels };
-            for change in &mut *changes {
-                change.count(object);
+            for (change, selected) in &mut selecting {
+                change.count(selected, Counted { namespace, name, labels });
             }
         });
-        if let Err(error) = listed.await {
-            // Some pages may have come.
-            changes.iter_mut().zip(before).for_each(|(change, before)| change.take_back(before));
-            let dot = if group.is_empty() { "" } else { "." };
-            not_counted.push(format!("{plural}{dot}{group}: {error}"));
+        match listed.await {
+            Ok(()) => selecting.into_iter().for_each(|(change, selected)| change.add(selected)),
+            Err(error) => not_counted.push(format!("{}: {error}", cluster::resource_name(group, plural))),
         }
     }
     Ok(not_counted)

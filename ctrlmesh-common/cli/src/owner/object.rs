@@ -3,8 +3,7 @@
 use ctrlmesh_common::selector::Labels;
 use serde::Serialize;
 
-/// The resource of namespaces, whose objects are in the slot of their own name, and in the namespace of it.
-const NAMESPACES: (&str, &str) = ("", "namespaces");
+use crate::cluster::NAMESPACES;
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

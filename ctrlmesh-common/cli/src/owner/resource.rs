@@ -72,14 +72,7 @@ fn is_called_for_short(resource: &APIResourceDiscovery, word: &str) -> bool {
 }
 
 fn found(group: &str, version: &str, resource: &APIResourceDiscovery) -> Option<FoundResource> {
-    let api_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    let api = ApiResource {
-        group: group.to_owned(),
-        version: version.to_owned(),
-        api_version,
-        kind: resource.response_kind.as_ref()?.kind.clone()?,
-        plural: resource.resource.clone()?,
-    };
+    let api = cluster::api_resource(group, version, resource)?;
     Some(FoundResource { api, namespaced: resource.scope.as_deref() == Some("Namespaced") })
 }
 

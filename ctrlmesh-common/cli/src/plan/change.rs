@@ -14,11 +14,12 @@ use ctrlmesh_manager::rules::shard::{self, DivideError, Labelling, is_made_by};
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use crate::status::shards::pods;
+use crate::cluster::{NAMESPACES, resource_name};
+use crate::status::shards::{owned, pods};
 use crate::text::workload;
 
 /// The owner before, and the owner after.
-pub(super) type Owners = (Option<String>, Option<String>);
+type Owners = (Option<String>, Option<String>);
 
 /// A root as it is, and as it would be.
 #[derive(Debug)]
@@ -43,11 +44,20 @@ pub(super) struct Change {
     name: String,
 }
 
+/// The objects of one resource that a root selects.
+#[derive(Debug)]
+pub(super) struct Selected {
+    /// `None`: none.
+    before: Option<Selector>,
+    after: Option<Selector>,
+    /// Whether its objects are namespaces, each of which is in itself.
+    is_namespaces: bool,
+    objects: BTreeMap<Owners, u64>,
+}
+
 /// An object, as far as it counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counted<'a> {
-    pub(super) group: &'a str,
-    pub(super) plural: &'a str,
     pub(super) namespace: Option<&'a str>,
     pub(super) name: &'a str,
     pub(super) labels: &'a Labels,
@@ -125,9 +135,7 @@ impl Change {
         namespaces: &BTreeSet<String>,
         labelling: &Labelling,
     ) -> Result<Self, DivideError> {
-        let is_it =
-            |one: &&ShardingConfig| one.namespace() == wanted.namespace() && one.name_any() == wanted.name_any();
-        let live_root = live.iter().find(is_it);
+        let live_root = live.iter().find(|one| is_same(wanted, one));
         let mut wanted = wanted.clone();
         wanted.status = live_root.and_then(|root| root.status.clone());
         wanted.metadata.uid = live_root.and_then(|root| root.metadata.uid.clone());
@@ -160,65 +168,59 @@ impl Change {
         })
     }
 
-    /// Whether the root divides the resource, before or after.
-    pub(super) fn divides(&self, group: &str, plural: &str) -> bool {
-        let roots = self.live.iter().chain([&self.wanted]);
-        { roots }.any(|root| is_named(&named_resources(root), group, plural))
+    /// Which objects of the resource the root selects. `None`: none of them, before and after.
+    pub(super) fn select(&mut self, group: &str, plural: &str) -> Option<Selected> {
+        let selector = |root: &Root| {
+            let is_named = is_named(&named_resources(root), group, plural);
+            is_named.then(|| share::divided(root, group, plural)).flatten()
+        };
+        let before = self.live.as_ref().and_then(selector);
+        let after = if self.is_off() { before.clone() } else { selector(&self.wanted) };
+        if self.live.is_some() {
+            self.compare(before.as_ref(), after.as_ref(), &resource_name(group, plural));
+        }
+        let is_namespaces = (group, plural) == NAMESPACES;
+        let objects = BTreeMap::new();
+        (before.is_some() || after.is_some()).then_some(Selected { before, after, is_namespaces, objects })
     }
 
-    /// Looks at whether the root selects the resource otherwise than before.
-    pub(super) fn select(&mut self, group: &str, plural: &str) {
-        let selector = |root: &Root| {
-            let divided = share::divided(root, group, plural);
-            divided.filter(|_| is_named(&named_resources(root), group, plural))
-        };
-        let (before, after) = (self.live.as_ref().and_then(selector), selector(&self.wanted));
-        if before == after || self.live.is_none() || self.is_off() {
-            return;
-        }
-        let how = match (&before, &after) {
+    fn compare(&mut self, before: Option<&Selector>, after: Option<&Selector>, resource: &str) {
+        let how = match (before, after) {
+            _ if before == after => return,
             (None, _) => "anew",
             (_, None) => "no more",
             _ => "by another selector",
         };
-        let dot = if group.is_empty() { "" } else { "." };
-        self.selection.push(format!("{plural}{dot}{group} {how}"));
+        self.selection.push(format!("{resource} {how}"));
         // What is not divided, every pod sees. A selector with fewer requirements selects no less.
         let is_wider = |before: &Selector, after: &Selector| {
             after.requirements().iter().all(|one| before.requirements().contains(one))
         };
-        self.narrows |= match (&before, &after) {
-            (_, None) => false,
-            (None, Some(_)) => true,
-            (Some(before), Some(after)) => !is_wider(before, after),
-        };
-    }
-
-    /// How many objects are counted, so that it can be taken back.
-    pub(super) fn counted(&self) -> BTreeMap<Owners, u64> {
-        self.objects.clone()
-    }
-
-    /// Takes back what was counted since.
-    pub(super) fn take_back(&mut self, counted: BTreeMap<Owners, u64>) {
-        self.objects = counted;
+        self.narrows |= after.is_some_and(|after| before.is_none_or(|before| !is_wider(before, after)));
     }
 
     fn is_off(&self) -> bool {
         self.wanted.disable == Some(true)
     }
 
-    pub(super) fn count(&mut self, object: Counted<'_>) {
-        let is_namespace = (object.group, object.plural) == ("", "namespaces");
-        let namespace = if is_namespace { Some(object.name) } else { object.namespace };
+    /// Counts an object of the resource, by its owners.
+    pub(super) fn count(&self, selected: &mut Selected, object: Counted<'_>) {
+        let namespace = if selected.is_namespaces { Some(object.name) } else { object.namespace };
         let slot = self.hash.slot(namespace.unwrap_or(object.name));
-        let owner = |root: &Root, table: &Ownership| {
-            selects(root, object).then(|| table.owner(slot, namespace).map(str::to_owned))
+        let owner = |selector: &Option<Selector>, table: &Ownership| {
+            let is_selected = selector.as_ref().is_some_and(|selector| selector.matches(object.labels));
+            is_selected.then(|| table.owner(slot, namespace).map(str::to_owned))
         };
-        let before = self.live.as_ref().and_then(|root| owner(root, &self.before));
-        let after = if self.is_off() { before.clone() } else { owner(&self.wanted, &self.after) };
+        let (before, after) = (owner(&selected.before, &self.before), owner(&selected.after, &self.after));
         if before.is_some() || after.is_some() {
-            *self.objects.entry((before.flatten(), after.flatten())).or_default() += 1;
+            *selected.objects.entry((before.flatten(), after.flatten())).or_default() += 1;
+        }
+    }
+
+    /// Takes up what was counted of a resource.
+    pub(super) fn add(&mut self, selected: Selected) {
+        for (owners, count) in selected.objects {
+            *self.objects.entry(owners).or_default() += count;
         }
     }
 
@@ -327,9 +329,8 @@ impl RootPlan {
 
 impl Owned {
     fn of(shard: &str, table: &Ownership) -> Self {
-        let slots = table.slots.iter().filter(|(_, owner)| *owner == shard).map(|(slot, _)| *slot);
-        let namespaces = table.namespaces.iter().filter(|(_, owner)| *owner == shard).map(|(name, _)| name.clone());
-        Self { slots: slots.collect(), namespaces: namespaces.collect(), objects: 0 }
+        let (slots, namespaces) = owned(shard, table);
+        Self { slots, namespaces, objects: 0 }
     }
 
     fn is_empty(&self) -> bool {
@@ -337,9 +338,9 @@ impl Owned {
     }
 }
 
-/// The root of that namespace and name.
-pub(super) fn find<'a>(root: &ShardingConfig, all: &'a [ShardingConfig]) -> Option<&'a ShardingConfig> {
-    all.iter().find(|one| one.namespace() == root.namespace() && one.name_any() == root.name_any())
+/// Whether both have one namespace and name.
+pub(super) fn is_same(one: &ShardingConfig, other: &ShardingConfig) -> bool {
+    one.namespace() == other.namespace() && one.name_any() == other.name_any()
 }
 
 /// What is on its way counts for its former owner, as in the manager.
@@ -355,20 +356,9 @@ fn settled(mut table: Ownership) -> Ownership {
     table
 }
 
-/// Whether a root divides the object.
-fn selects(root: &Root, object: Counted<'_>) -> bool {
-    is_named(&named_resources(root), object.group, object.plural)
-        && share::divided(root, object.group, object.plural).is_some_and(|selector| selector.matches(object.labels))
-}
-
 fn imbalance(shards: &[ShardPlan], side: impl Fn(&ShardPlan) -> &Owned) -> Option<f64> {
     let shards = shards.iter().filter(|shard| shard.name != UNSHARDED);
-    let owning: Vec<u64> = shards.map(side).filter(|owned| !owned.is_empty()).map(|owned| owned.objects).collect();
-    let all: u64 = owning.iter().sum();
-    let most = owning.iter().max().filter(|_| all > 0)?;
-    #[expect(clippy::cast_precision_loss, reason = "a ratio of counts far below 2^52")]
-    let ratio = *most as f64 * owning.len() as f64 / all as f64;
-    Some(ratio)
+    share::imbalance(shards.map(side).filter(|owned| !owned.is_empty()).map(|owned| owned.objects))
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use kube::core::ApiResource;
 use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
 use kube::{Api, Client, Error};
 
+use crate::cluster::api_resource;
+
 /// Objects in one answer.
 const PAGE: u32 = 500;
 
@@ -16,13 +18,11 @@ pub(super) fn labelled(groups: &[APIGroupDiscovery]) -> Vec<ApiResource> {
         let name = group.metadata.as_ref().and_then(|metadata| metadata.name.clone()).unwrap_or_default();
         let mut found: Vec<ApiResource> = Vec::new();
         for version in &group.versions {
-            let of = version.version.clone().unwrap_or_default();
+            let of = version.version.as_deref().unwrap_or_default();
             for resource in version.resources.iter().filter(|one| supports(one)) {
-                let kind = resource.response_kind.as_ref().and_then(|kind| kind.kind.clone());
-                let Some((plural, kind)) = resource.resource.clone().zip(kind) else { continue };
-                let api_version = if name.is_empty() { of.clone() } else { format!("{name}/{of}") };
-                if found.iter().all(|known| known.plural != plural) {
-                    found.push(ApiResource { group: name.clone(), version: of.clone(), api_version, kind, plural });
+                let Some(resource) = api_resource(&name, of, resource) else { continue };
+                if found.iter().all(|known| known.plural != resource.plural) {
+                    found.push(resource);
                 }
             }
         }

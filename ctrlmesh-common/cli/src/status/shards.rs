@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
+use crate::cluster::resource_name;
 use crate::text::{dash, since};
 
 /// What stands for all resources, as in RBAC rules.
@@ -61,10 +62,7 @@ pub(crate) struct PodOverview {
 impl ShardOverview {
     /// A shard by the table of its root.
     pub(super) fn owning(name: &str, table: &Ownership, pods: Vec<PodOverview>) -> Self {
-        let slots = table.slots.iter().filter(|(_, owner)| *owner == name).map(|(slot, _)| *slot);
-        let slots: Vec<Slot> = slots.collect();
-        let namespaces = table.namespaces.iter().filter(|(_, owner)| *owner == name);
-        let namespaces: Vec<String> = namespaces.map(|(namespace, _)| namespace.clone()).collect();
+        let (slots, namespaces) = owned(name, table);
         let idle = slots.is_empty() && namespaces.is_empty() && pods.is_empty();
         Self { name: name.to_owned(), slots, namespaces, limits: Vec::new(), pods, idle }
     }
@@ -96,10 +94,8 @@ impl LimitOverview {
 
 /// Each resource of each group, as `PLURAL.GROUP`; without the group where that is the core one.
 fn names(resources: &RelatedResources) -> Vec<String> {
-    let of_group = |group: &String| {
-        let name = |plural: &String| if group.is_empty() { plural.clone() } else { format!("{plural}.{group}") };
-        resources.resources.iter().map(name).collect::<Vec<_>>()
-    };
+    let of_group =
+        |group: &String| resources.resources.iter().map(|plural| resource_name(group, plural)).collect::<Vec<_>>();
     resources.api_groups.iter().flat_map(of_group).collect()
 }
 
@@ -116,6 +112,13 @@ impl PodOverview {
             self.last_contact.map_or_else(dash, |contact| format!("{} ago", since(contact, now))),
         ]
     }
+}
+
+/// The slots of a shard by the table of its root, and the namespaces that it owns whatever their slot.
+pub(crate) fn owned(shard: &str, table: &Ownership) -> (Vec<Slot>, Vec<String>) {
+    let slots = table.slots.iter().filter(|(_, owner)| *owner == shard).map(|(slot, _)| *slot);
+    let namespaces = table.namespaces.iter().filter(|(_, owner)| *owner == shard).map(|(name, _)| name.clone());
+    (slots.collect(), namespaces.collect())
 }
 
 /// The pods of a shard, whose newest epoch this is.

@@ -1,13 +1,11 @@
 //! `ctrlmesh owner` before a scripted API server.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::harness::pki::Pki;
-use crate::harness::run::{Bed, output, stderr, stdout};
-use crate::harness::upstream::{Upstream, whole};
+use crate::harness::run::{Bed, stderr, stdout};
 
 const OURS: &str = "ctrlmesh.kusionstack.io/v1alpha1";
 
@@ -63,20 +61,11 @@ fn answer(target: &str) -> (StatusCode, Value) {
 }
 
 async fn bed() -> Bed {
-    let pki = Pki::new();
-    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| {
-        let (status, answer) = answer(&seen.target);
-        async move { whole(status, answer.to_string()) }
-    });
-    let bed = Bed { upstream: upstream.await, pki };
-    bed.kubeconfig(json!({"certificate-authority": "real.crt"}), json!({"token": "secret"}));
-    bed
+    Bed::answering(|seen| answer(&seen.target)).await
 }
 
 async fn owner(bed: &Bed, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
-    command.arg("owner").args(arguments).env("KUBECONFIG", bed.file()).env_remove("RUST_BACKTRACE");
-    output(command).await
+    bed.ctrlmesh(&[&["owner"], arguments].concat()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,14 +1,13 @@
 //! `ctrlmesh rollout` before a scripted API server.
 
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::{Arc, Mutex};
 
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::harness::pki::Pki;
-use crate::harness::run::{Bed, output, stderr, stdout};
-use crate::harness::upstream::{ReceivedRequest, Upstream, whole};
+use crate::harness::run::{Bed, stderr, stdout};
+use crate::harness::upstream::ReceivedRequest;
 
 const ANNOTATION: &str = "ctrlmesh.kusionstack.io/rollout";
 
@@ -49,22 +48,12 @@ fn answer(root: &mut Value, seen: &ReceivedRequest) -> (StatusCode, Value) {
 }
 
 async fn bed() -> Bed {
-    let pki = Pki::new();
-    let server = pki.server(&["h2", "http/1.1"]);
     let root = Arc::new(Mutex::new(root()));
-    let upstream = Upstream::http(server, move |seen| {
-        let (status, body) = answer(&mut root.lock().unwrap(), &seen);
-        async move { whole(status, body.to_string()) }
-    });
-    let bed = Bed { upstream: upstream.await, pki };
-    bed.kubeconfig(json!({"certificate-authority": "real.crt"}), json!({"token": "secret"}));
-    bed
+    Bed::answering(move |seen| answer(&mut root.lock().unwrap(), seen)).await
 }
 
 async fn rollout(bed: &Bed, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
-    command.arg("rollout").args(arguments).env("KUBECONFIG", bed.file()).env_remove("RUST_BACKTRACE");
-    output(command).await
+    bed.ctrlmesh(&[&["rollout"], arguments].concat()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,13 +1,12 @@
 //! `ctrlmesh status` before a scripted API server.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::harness::pki::Pki;
-use crate::harness::run::{Bed, output, stderr, stdout};
-use crate::harness::upstream::{Upstream, whole};
+use crate::harness::run::{Bed, stderr, stdout};
+use crate::harness::upstream::ReceivedRequest;
 
 const GROUP: &str = "/apis/ctrlmesh.kusionstack.io/v1alpha1";
 
@@ -19,15 +18,14 @@ fn list(kind: &str, items: &Value) -> Value {
 /// An API server with root `web` and shard `by-hand` in namespace `ops`, which lets nobody read CircuitBreakers of
 /// `closed`.
 async fn bed() -> Bed {
-    let pki = Pki::new();
-    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| {
+    let answer = |seen: &ReceivedRequest| {
         let path = seen.target.split('?').next().unwrap_or_default().strip_prefix(GROUP).unwrap_or_default();
         let rule = json!({"prefix": "web", "targetDeployment": "web"});
         let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
             "metadata": {"namespace": "ops", "name": "web"}, "spec": {"root": rule}});
         let by_hand = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
             "metadata": {"namespace": "ops", "name": "by-hand"}, "spec": {}});
-        let (status, answer) = match path {
+        match path {
             "/shardingconfigs" | "/namespaces/ops/shardingconfigs" => {
                 (StatusCode::OK, list("ShardingConfig", &json!([by_hand, root])))
             }
@@ -42,18 +40,13 @@ async fn bed() -> Bed {
                     "message": "not for you"});
                 (StatusCode::FORBIDDEN, refused)
             }
-        };
-        async move { whole(status, answer.to_string()) }
-    });
-    let bed = Bed { upstream: upstream.await, pki };
-    bed.kubeconfig(json!({"certificate-authority": "real.crt"}), json!({"token": "secret"}));
-    bed
+        }
+    };
+    Bed::answering(answer).await
 }
 
 async fn status(bed: &Bed, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
-    command.arg("status").args(arguments).env("KUBECONFIG", bed.file()).env_remove("RUST_BACKTRACE");
-    output(command).await
+    bed.ctrlmesh(&[&["status"], arguments].concat()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

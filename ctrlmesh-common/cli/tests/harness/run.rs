@@ -17,7 +17,7 @@ use tokio::task;
 
 use super::pki::Pki;
 use super::soon;
-use super::upstream::{Upstream, whole};
+use super::upstream::{ReceivedRequest, Upstream, whole};
 
 /// What most runs are limited to.
 pub(crate) const LIMIT: [&str; 4] = ["--limit", "pods", "--selector", "slot in (0,1)"];
@@ -38,9 +38,32 @@ impl Bed {
     /// An API server that answers with the target that it was asked for.
     pub(crate) async fn with(pki: Pki, server: Arc<ServerConfig>) -> Self {
         let upstream = Upstream::http(server, |seen| async move { whole(StatusCode::OK, seen.target) }).await;
+        Self::before(pki, upstream)
+    }
+
+    /// An API server that answers as `answer` says.
+    pub(crate) async fn answering(
+        answer: impl Fn(&ReceivedRequest) -> (StatusCode, Value) + Clone + Send + Sync + 'static,
+    ) -> Self {
+        let pki = Pki::new();
+        let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), move |seen| {
+            let (status, body) = answer(&seen);
+            async move { whole(status, body.to_string()) }
+        });
+        Self::before(pki, upstream.await)
+    }
+
+    fn before(pki: Pki, upstream: Upstream) -> Self {
         let bed = Self { pki, upstream };
         bed.kubeconfig(json!({"certificate-authority": "real.crt"}), json!({"token": "secret"}));
         bed
+    }
+
+    /// What the program says, with the kubeconfig in the environment.
+    pub(crate) async fn ctrlmesh(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
+        command.args(arguments).env("KUBECONFIG", self.file()).env_remove("RUST_BACKTRACE");
+        output(command).await
     }
 
     /// Writes the kubeconfig, with these fields beside the server.

@@ -35,14 +35,15 @@ fn applied(shards: u32) -> Vec<ShardingConfig> {
 fn planned(wanted: &ShardingConfig, live: &[ShardingConfig]) -> RootPlan {
     let mut change = Change::of(wanted, live, &BTreeSet::new(), &Labelling::default()).unwrap();
     let labels = Labels::from([("team".to_owned(), "a".to_owned())]);
-    change.select("web.example.com", "websites");
-    change.select("", "configmaps");
-    for namespace in (0..20).map(|at| format!("shop-{at}")) {
-        for name in ["one", "two"] {
-            let namespace = Some(namespace.as_str());
-            change.count(Counted { group: "web.example.com", plural: "websites", namespace, name, labels: &labels });
-            change.count(Counted { group: "", plural: "configmaps", namespace, name, labels: &labels });
+    for (group, plural) in [("web.example.com", "websites"), ("", "configmaps")] {
+        let Some(mut selected) = change.select(group, plural) else { continue };
+        for namespace in (0..20).map(|at| format!("shop-{at}")) {
+            for name in ["one", "two"] {
+                let object = Counted { namespace: Some(namespace.as_str()), name, labels: &labels };
+                change.count(&mut selected, object);
+            }
         }
+        change.add(selected);
     }
     change.plan()
 }
