@@ -7,7 +7,7 @@
 
 mod holders;
 mod operators;
-mod judge;
+mod comparison;
 mod condition;
 mod metrics;
 mod auditor;

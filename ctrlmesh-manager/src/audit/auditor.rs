@@ -5,14 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_runtime::sync::lock;
+use ctrlmesh_runtime::unix_time;
 use tokio::sync::watch;
 use tokio::task;
 use tokio::time::{self, Instant};
 use tracing::error;
 
+use super::comparison::{Audit, KindKey, KindState, compare};
 use super::condition::{ConditionLog, Ownerships, TroubleTimes};
 use super::holders::{InForce, PolicyInForce, SentPolicies};
-use super::judge::{Audit, KindKey, KindState, judge};
 use super::metrics::{AuditMetrics, AuditedKind, AuditedOperator, AuditedOperators};
 use super::operators::operators;
 use crate::cluster::plan::{Plan, Plans};
@@ -161,7 +162,7 @@ impl Auditor {
             self.look(&inputs, &sent, memory);
             memory.inputs = Some(inputs);
         }
-        let (now, unix) = (Instant::now(), unix_millis());
+        let (now, unix) = (Instant::now(), unix_time::millis(SystemTime::now()));
         memory.times.see(&memory.audit, now);
         let of_operator = |(name, kinds): (&String, &BTreeMap<KindKey, KindState>)| {
             let mut audited = AuditedOperator::default();
@@ -205,16 +206,16 @@ impl Auditor {
         let holders = sent.holders(plan, in_force, &watches);
         let labelling = &plan.snapshot.scheme.in_force;
         let operators = operators(plan);
-        memory.watched.retain(|name, _| operators.iter().any(|one| one.name == *name));
+        memory.told = operators.iter().map(|one| (one.name.clone(), one.told.clone())).collect();
+        memory.watched.retain(|name, _| memory.told.contains_key(name));
         let known_kinds = &mut memory.watched;
         let audit = operators.iter().map(|audited| {
             let holders = audited.operators.iter().filter_map(|config| holders.get(config.as_str()));
             let holders: Vec<_> = holders.flatten().collect();
             let known = known_kinds.entry(audited.name.clone()).or_default();
-            (audited.name.clone(), judge(audited, &holders, &self.objects, labelling, known))
+            (audited.name.clone(), compare(audited, &holders, &self.objects, labelling, known))
         });
         memory.audit = audit.collect();
-        memory.told = operators.iter().map(|one| (one.name.clone(), one.told.clone())).collect();
     }
 }
 
@@ -232,10 +233,4 @@ impl InputVersions {
             && (self.objects, self.watches) == (other.objects, other.watches)
             && self.in_force == other.in_force
     }
-}
-
-/// Now, in milliseconds since 1970.
-fn unix_millis() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

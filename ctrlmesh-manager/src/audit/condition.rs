@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::judge::{Audit, EXAMPLES, Gap, GapKey, GapObjects, KindAudit, KindKey, KindState};
+use super::comparison::{Audit, EXAMPLES, Gap, GapKey, GapObjects, KindAudit, KindKey, KindState};
 
 /// Type of the condition.
 pub const OWNED: &str = "Owned";

@@ -14,7 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::judge::{Gap, KindAudit, KindKey};
+use super::comparison::{Gap, KindAudit, KindKey};
 
 /// What the last audit said; empty while this replica does not lead.
 #[derive(Clone, Debug, Default)]

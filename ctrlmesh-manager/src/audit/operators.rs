@@ -67,21 +67,33 @@ pub(super) enum IntendedOwner<'a> {
 
 /// The operators, by name. Roots that are switched off are audited by the shards that they leave behind.
 pub(super) fn operators(plan: &Plan) -> Vec<Audited<'_>> {
-    let roots = plan.snapshot.configs.iter().filter_map(|config| of_root(config, plan));
-    let mut all: Vec<Audited<'_>> = roots.chain(by_hand(plan)).collect();
+    let mut near: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();
+    for config in &plan.snapshot.configs {
+        near.entry(namespace(&config.metadata)).or_default().push(config);
+    }
+    let mut all: Vec<Audited<'_>> = Vec::new();
+    for configs in near.values() {
+        all.extend(configs.iter().filter_map(|config| of_root(config, configs, plan)));
+        all.extend(by_hand(configs, plan));
+    }
+    let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+    for (at, audited) in all.iter().enumerate() {
+        by_name.extend(audited.operators.iter().map(|name| (name.clone(), at)));
+    }
     for (pod, policy) in &plan.compiled.policies {
         let (Some(operator), Some(shard)) = (&policy.operator, policy.shard.as_deref()) else { continue };
         let members = &plan.snapshot.members;
         let stays = members.binary_search_by(|one| one.name.cmp(pod)).is_ok_and(|at| !members[at].terminating);
-        if let Some(audited) = all.iter_mut().filter(|_| stays).find(|one| one.operators.contains(operator)) {
-            audited.staffed.insert(shard);
+        if let Some(at) = by_name.get(operator).filter(|_| stays) {
+            all[*at].staffed.insert(shard);
         }
     }
     all
 }
 
-/// `None` for a root that is switched off, or has not divided anything yet.
-fn of_root<'a>(config: &'a ShardingConfig, plan: &'a Plan) -> Option<Audited<'a>> {
+/// `None` for a root that is switched off, or has not divided anything yet. `near` are the ShardingConfigs of its
+/// namespace.
+fn of_root<'a>(config: &'a ShardingConfig, near: &[&ShardingConfig], plan: &'a Plan) -> Option<Audited<'a>> {
     let rule = config.spec.root.as_ref().filter(|rule| rule.disable != Some(true))?;
     let name = full_name(&config.metadata);
     // One that is invalid, or overlaps with another one, changes nothing: what it has written holds.
@@ -92,18 +104,18 @@ fn of_root<'a>(config: &'a ShardingConfig, plan: &'a Plan) -> Option<Audited<'a>
     let served = &plan.snapshot.served;
     let division = Division::Root { rule, named: named_resources(rule), table, has_unenrolled, served };
     // The shards of an invalid root stand alone.
-    let shards = plan.snapshot.configs.iter().filter(|one| shard::is_made_by(config, one));
+    let shards = near.iter().filter(|one| shard::is_made_by(config, one));
     let shards = shards.map(|shard| full_name(&shard.metadata));
     let operators = [name.clone()].into_iter().chain(shards).collect();
     Some(Audited { told: vec![name.clone()], operators, name, division, staffed: BTreeSet::new() })
 }
 
-/// Shards by hand of one lock are of one operator, and so are those that a root has left behind.
-fn by_hand(plan: &Plan) -> impl Iterator<Item = Audited<'_>> {
-    let configs = &plan.snapshot.configs;
-    let mut groups: BTreeMap<(&str, String), Vec<&ShardingConfig>> = BTreeMap::new();
-    for config in configs.iter().filter(|config| config.spec.root.is_none()) {
-        let root = configs.iter().find(|root| root.spec.root.is_some() && shard::is_made_by(root, config));
+/// Shards by hand of one lock are of one operator, and so are those that a root has left behind. `near` are the
+/// ShardingConfigs of one namespace.
+fn by_hand<'a>(near: &[&'a ShardingConfig], plan: &Plan) -> Vec<Audited<'a>> {
+    let mut groups: BTreeMap<String, Vec<&ShardingConfig>> = BTreeMap::new();
+    for config in near.iter().filter(|config| config.spec.root.is_none()) {
+        let root = near.iter().find(|root| root.spec.root.is_some() && shard::is_made_by(root, config));
         // The shards of a root that divides are no operators of their own.
         if root.and_then(|root| root.spec.root.as_ref()).is_some_and(|rule| rule.disable != Some(true)) {
             continue;
@@ -114,9 +126,9 @@ fn by_hand(plan: &Plan) -> impl Iterator<Item = Audited<'_>> {
             (None, Some(lock)) => format!("lock {lock}"),
             (None, None) => format!("shard {}", name(&config.metadata)),
         };
-        groups.entry((namespace(&config.metadata), key)).or_default().push(config);
+        groups.entry(key).or_default().push(config);
     }
-    groups.into_values().filter_map(|group| {
+    let audited = groups.into_values().filter_map(|group| {
         let shards = group.iter().copied().filter_map(|config| {
             let policy = share::policy(config, namespace(&config.metadata)).ok()?;
             Some((name(&config.metadata), policy))
@@ -127,7 +139,8 @@ fn by_hand(plan: &Plan) -> impl Iterator<Item = Audited<'_>> {
         let staffed = group.iter().filter(|config| selects_a_pod(config, plan)).map(|config| name(&config.metadata));
         let (staffed, name) = (staffed.collect(), configs.first()?.clone());
         Some(Audited { name, told: configs.clone(), operators: configs, division, staffed })
-    })
+    });
+    audited.collect()
 }
 
 fn selects_a_pod(config: &ShardingConfig, plan: &Plan) -> bool {

@@ -79,24 +79,15 @@ pub(super) struct KindCounter {
 impl ObjectCounts {
     /// How many objects of the kind are where `is_there` says, which is asked with each slot and namespace.
     pub fn count(&self, group: &str, plural: &str, is_there: impl Fn(Slot, Option<&str>) -> bool) -> Counted {
-        let state = lock(&self.0);
-        let mut counted = Counted::Unlabelled;
-        // A kind may be listed in two versions.
-        for kind in state.kinds.values().filter(|kind| kind.group == group && kind.plural == plural) {
-            counted = match &kind.listed {
-                _ if kind.is_stale => Counted::Stale,
-                Some(objects) => {
-                    let there = objects.counts().filter(|(slot, namespace, _)| is_there(*slot, *namespace));
-                    Counted::Objects(there.map(|(_, _, count)| count).sum())
-                }
-                None => Counted::InProgress,
-            };
-            if matches!(counted, Counted::Objects(_)) {
-                break;
+        self.with_kind(group, plural, |listed| match listed {
+            ListedKind::Objects(alike) => {
+                let there = alike.filter(|objects| is_there(objects.slot, objects.namespace));
+                Counted::Objects(there.map(|objects| objects.count).sum())
             }
-        }
-        drop(state);
-        counted
+            ListedKind::InProgress => Counted::InProgress,
+            ListedKind::Stale => Counted::Stale,
+            ListedKind::Unlabelled => Counted::Unlabelled,
+        })
     }
 
     /// Calls `visit` with slot, namespace and number of objects, of each kind that `covers` names by group and plural.

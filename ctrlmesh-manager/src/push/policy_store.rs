@@ -219,13 +219,8 @@ impl PolicyStore {
         by: &Arc<str>,
         traffic: Option<Traffic>,
     ) {
-        match traffic {
-            None => self.traffic.forget(at, pod, by),
-            Some(traffic) if self.find(pod, uid).is_some_and(|pod| pod.may_report_traffic()) => {
-                let state = reports::bounded_traffic(traffic);
-                self.traffic.take(at, pod, by, Reported { uid: uid.to_owned(), state });
-            }
-            Some(_) => {}
+        if traffic.is_none() || self.find(pod, uid).is_some_and(|pod| pod.may_report_traffic()) {
+            self.traffic.receive(at, (pod, uid), by, traffic.map(reports::bounded_traffic));
         }
     }
 
@@ -237,14 +232,9 @@ impl PolicyStore {
         by: &Arc<str>,
         watched: Option<Watched>,
     ) {
-        match watched {
-            None => self.watches.forget(at, pod, by),
-            // A replica may know a pod a moment earlier. What nobody knows is forgotten at the next publication.
-            Some(watched) if at.is_some() || self.find(pod, uid).is_some() => {
-                let state = reports::bounded_watches(watched);
-                self.watches.take(at, pod, by, Reported { uid: uid.to_owned(), state });
-            }
-            Some(_) => {}
+        // A replica may know a pod a moment earlier. What nobody knows is forgotten at the next publication.
+        if watched.is_none() || at.is_some() || self.find(pod, uid).is_some() {
+            self.watches.receive(at, (pod, uid), by, watched.map(reports::bounded_watches));
         }
     }
 

@@ -12,7 +12,7 @@ use ctrlmesh_common::wire::WebhookState;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::audit::{OWNED, Ownerships};
+use crate::audit::Ownerships;
 use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::States;
 use crate::rules::compile::{CompiledPolicy, Record};
@@ -24,6 +24,7 @@ use crate::rules::rollout::Decisions;
 use crate::status::finding::{Finding, condition, finding, listed, seconds};
 
 mod fenced;
+mod owned;
 mod plan_index;
 mod rollout;
 mod webhook;
@@ -153,7 +154,7 @@ pub fn of(
     let routed = OfWebhook { config, operator, shard, pods: &all }
         .finding(plan, inputs)
         .map(|finding| (webhook::WEBHOOK_ROUTED, finding));
-    let owned = owned(&full_name, &before.conditions, inputs.ownerships);
+    let owned = owned::of(&full_name, &before.conditions, inputs.ownerships);
     let conditions = conditions.into_iter().chain(settled).chain(labelled).chain(fenced).chain(owned).chain(routed);
     let conditions = conditions.chain(rollout::findings(config, status.rollout.as_ref(), plan));
     let condition =
@@ -177,16 +178,6 @@ fn rollout_status(
     }
     let decision = decisions.get(root).filter(|decision| decision.base == before.rollout);
     decision.map(|decision| decision.next.clone()).or_else(|| before.rollout.clone())
-}
-
-/// What the audit says. While it says nothing, as at the start of a new leader, what was said before stays.
-fn owned(full_name: &str, before: &[Condition], ownerships: &Ownerships) -> Option<(&'static str, Finding)> {
-    let said = match ownerships {
-        Some(said) => said.get(full_name)?.as_ref(),
-        None => None,
-    };
-    let said = said.map(|said| finding(said.holds, said.reason, &said.message));
-    said.or_else(|| as_before(before, OWNED)).map(|finding| (OWNED, finding))
 }
 
 /// What the status said before.

@@ -96,6 +96,15 @@ impl<S: ProxyState + Clone> Reports<S> {
         self.changed.subscribe()
     }
 
+    /// Takes what the proxy `by` reported to replica `at` of the pod with this UID; none: this one. Without a state,
+    /// the proxy says nothing of the pod any more.
+    pub(super) fn receive(&self, at: Option<&Arc<str>>, (pod, uid): (&PodName, &str), by: &Arc<str>, state: Option<S>) {
+        match state {
+            None => self.forget(at, pod, by),
+            Some(state) => self.take(at, pod, by, Reported { uid: uid.to_owned(), state }),
+        }
+    }
+
     /// Takes what the proxy `by` reported to replica `at`; none: this one.
     pub(super) fn take(&self, at: Option<&Arc<str>>, pod: &PodName, by: &Arc<str>, of: Reported<S>) {
         let mut by_pod = lock(&self.by_pod);

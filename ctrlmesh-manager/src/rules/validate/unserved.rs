@@ -3,6 +3,7 @@
 use ctrlmesh_common::api::{Expression, LabelSelector, RelatedResources, SelectorOperator, ShardingConfigSpec};
 use ctrlmesh_common::names::resource_list;
 use ctrlmesh_common::resource::ResourceMatch;
+use ctrlmesh_common::share;
 
 use super::Report;
 
@@ -57,12 +58,10 @@ pub(super) fn check_wildcard(spec: &ShardingConfigSpec, report: &mut Report) {
     let Some(root) = &spec.root else { return };
     let named: Vec<ResourceMatch> =
         root.resource_selector.iter().flat_map(|one| &one.relate_resources).map(ResourceMatch::from).collect();
-    let is_everything = root.resource_selector.iter().any(|one| one.relate_resources.is_empty());
-    let is_everything = is_everything || root.resource_selector.is_empty();
     let vanishes = |(group, resource): &&(&str, &str)| {
         let is_written_out = |one: &ResourceMatch| one.resources.iter().any(|name| name == resource);
-        let mut covering = named.iter().filter(|one| one.covers(group, resource)).peekable();
-        (is_everything || covering.peek().is_some()) && !covering.any(is_written_out)
+        let mut covering = named.iter().filter(|one| one.covers(group, resource));
+        share::divided(root, group, resource).is_some() && !covering.any(is_written_out)
     };
     let full = |(group, resource): &(&str, &str)| {
         if group.is_empty() { (*resource).to_owned() } else { format!("{resource}.{group}") }

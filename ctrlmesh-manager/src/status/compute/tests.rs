@@ -4,7 +4,6 @@ use ctrlmesh_common::policy::Policy;
 use regex::Regex;
 
 use super::*;
-use crate::audit::OwnedFinding;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
 use crate::rules::label_coverage::KindName;
@@ -382,20 +381,4 @@ fn the_docs_list_every_reason_in_the_order_of_precedence() {
         let given: Vec<String> = functions.iter().flat_map(|function| reasons(function)).collect();
         assert_eq!(listed.collect::<Vec<_>>(), given, "{condition}");
     }
-}
-
-#[test]
-fn what_the_audit_said_stays_only_while_it_says_nothing_else() {
-    let before = [condition("Owned", finding(false, "Unowned", "two"), None, &[], at(0))];
-    let said = |ownerships: Option<&[(&str, Option<&'static str>)]>| {
-        let of = |reason| OwnedFinding { holds: true, reason, message: String::new() };
-        let all = |all: &[(&str, Option<&'static str>)]| {
-            all.iter().map(|(name, reason)| ((*name).to_owned(), reason.map(of))).collect()
-        };
-        owned("ops/op", &before, &ownerships.map(all)).map(|(_, finding)| finding.reason.into_owned())
-    };
-    assert_eq!(said(None).as_deref(), Some("Unowned"), "a new leader has not looked yet");
-    assert_eq!(said(Some(&[("ops/op", None)])).as_deref(), Some("Unowned"), "nothing is certain yet");
-    assert_eq!(said(Some(&[("ops/op", Some("EveryObject"))])).as_deref(), Some("EveryObject"));
-    assert_eq!(said(Some(&[("ops/other", None)])), None, "it is audited no more");
 }

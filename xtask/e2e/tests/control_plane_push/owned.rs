@@ -18,8 +18,8 @@ use tokio::task::JoinHandle;
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
 use crate::full::{OPERATOR, ROOT, SYSTEM, divide_fenced, enrolled, proxies, world};
-use crate::process::{Replica, Sidecar};
-use crate::token;
+use crate::process::{ProxySettings, Replica, Sidecar};
+use crate::token::{self, TestPod};
 
 const REASONS: [&str; 8] =
     ["unlabelled", "moving", "no_shard", "no_pod", "no_policy", "unwatched", "never_watched", "proxy_away"];
@@ -141,79 +141,88 @@ async fn kind_that_nobody_asks_for(client: &Client, replica: &Replica, clients: 
     informers
 }
 
-#[tokio::test]
-async fn the_audit_tells_the_truth_whatever_breaks() {
+/// An operator of two pods that were enrolled, and the manager.
+struct Bed {
+    client: Client,
+    settings: ProxySettings,
+    pods: [TestPod; 2],
+    // Dropped in this order.
+    replica: Replica,
+    _folder: TempDir,
+    _cluster: ControlPlane,
+}
+
+async fn bed(fence: &str, shards: u32, canary: Option<Value>) -> Bed {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();
     world(&client).await;
     let replica = Replica::start(&cluster, SYSTEM, &[]).await;
     replica.until_ready().await;
-    divide_fenced(&client, "Proxy", 2, None).await;
+    divide_fenced(&client, fence, shards, canary).await;
     let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-    let ([_one, mut two], clients) = proxies(&client, &settings, &pods).await;
-    let all = count::<ConfigMap>(&client).await;
+    Bed { client, settings, pods, replica, _folder: folder, _cluster: cluster }
+}
+
+#[tokio::test]
+async fn the_audit_tells_the_truth_whatever_breaks() {
+    let Bed { client, replica, settings, pods, .. } = &bed("Proxy", 2, None).await;
+    let ([_one, mut two], clients) = proxies(client, settings, pods).await;
+    let all = count::<ConfigMap>(client).await;
 
     // Nobody has ever watched anything.
-    until_said(&replica, "configmaps", 0, Some(("never_watched", all)), all).await;
+    until_said(replica, "configmaps", 0, Some(("never_watched", all)), all).await;
     let first = watch::<ConfigMap>(&clients[0]);
     let second = watch::<ConfigMap>(&clients[1]);
-    until_said(&replica, "configmaps", 0, None, all).await;
+    until_said(replica, "configmaps", 0, None, all).await;
     let of_second = count::<ConfigMap>(&clients[1]).await;
     assert!(of_second > 0 && of_second < all);
 
     // An operator ends its watch.
     drop(second);
-    until_said(&replica, "configmaps", 0, Some(("unwatched", of_second)), all).await;
+    until_said(replica, "configmaps", 0, Some(("unwatched", of_second)), all).await;
     let second = watch::<ConfigMap>(&clients[1]);
-    until_said(&replica, "configmaps", 0, None, all).await;
+    until_said(replica, "configmaps", 0, None, all).await;
 
-    label_taken_away(&client, &replica, all).await;
-    let _secrets = kind_that_nobody_asks_for(&client, &replica, &clients).await;
-    until_said(&replica, "configmaps", 0, None, all).await;
+    label_taken_away(client, replica, all).await;
+    let _secrets = kind_that_nobody_asks_for(client, replica, &clients).await;
+    until_said(replica, "configmaps", 0, None, all).await;
 
     // A proxy ends, and its pod after it; another pod comes, whose proxy begins later.
     two.kill();
     drop((second, clients));
-    until_said(&replica, "configmaps", 0, Some(("proxy_away", of_second)), all).await;
-    let pods: Api<Pod> = Api::namespaced(client.clone(), OPERATOR);
-    pods.delete("op-1", &DeleteParams::default().grace_period(0)).await.unwrap();
-    until_said(&replica, "configmaps", 0, Some(("no_pod", of_second)), all).await;
-    let pod = token::pod_with_proxy(&client, OPERATOR, "op-1").await;
-    until_said(&replica, "configmaps", 0, Some(("no_policy", of_second)), all).await;
-    let two = Sidecar::start(&settings, &pod, &pod.token(&client, AUDIENCE).await).await;
-    let through = operator(&client, &settings, &pod, &two).await;
-    until_said(&replica, "configmaps", 0, Some(("never_watched", of_second)), all).await;
+    until_said(replica, "configmaps", 0, Some(("proxy_away", of_second)), all).await;
+    let all_pods: Api<Pod> = Api::namespaced(client.clone(), OPERATOR);
+    all_pods.delete("op-1", &DeleteParams::default().grace_period(0)).await.unwrap();
+    until_said(replica, "configmaps", 0, Some(("no_pod", of_second)), all).await;
+    let pod = token::pod_with_proxy(client, OPERATOR, "op-1").await;
+    until_said(replica, "configmaps", 0, Some(("no_policy", of_second)), all).await;
+    let two = Sidecar::start(settings, &pod, &pod.token(client, AUDIENCE).await).await;
+    let through = operator(client, settings, &pod, &two).await;
+    until_said(replica, "configmaps", 0, Some(("never_watched", of_second)), all).await;
     let _second = watch::<ConfigMap>(&through);
-    until_said(&replica, "configmaps", 0, None, all).await;
+    until_said(replica, "configmaps", 0, None, all).await;
 
     // What lasts is a condition.
     let every = "every object that is divided has one owner, which watches it";
-    until_owned(&client, ("True", "EveryObject"), every).await;
+    until_owned(client, ("True", "EveryObject"), every).await;
     drop(first);
-    until_owned(&client, ("False", "Unowned"), "no pod of op-1-normal watches them any more").await;
+    until_owned(client, ("False", "Unowned"), "no pod of op-1-normal watches them any more").await;
 }
 
 #[tokio::test]
 async fn what_a_frozen_proxy_still_sees_is_owned_twice() {
-    let cluster = ControlPlane::start(&Options::default()).unwrap();
-    let client = cluster.client().await.unwrap();
-    let folder = TempDir::new().unwrap();
-    world(&client).await;
-    let replica = Replica::start(&cluster, SYSTEM, &[]).await;
-    replica.until_ready().await;
-    divide_fenced(&client, "Off", 1, Some(canary("team-3"))).await;
-    let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-    let ([one, _two], clients) = proxies(&client, &settings, &pods).await;
-    let all = count::<ConfigMap>(&client).await;
+    let Bed { client, replica, settings, pods, .. } = &bed("Off", 1, Some(canary("team-3"))).await;
+    let ([one, _two], clients) = proxies(client, settings, pods).await;
+    let all = count::<ConfigMap>(client).await;
     let _watches = [watch::<ConfigMap>(&clients[0]), watch::<ConfigMap>(&clients[1])];
-    until_said(&replica, "configmaps", 0, None, all).await;
+    until_said(replica, "configmaps", 0, None, all).await;
 
     // What moves without a fence moves at once, and this proxy does not hear of it.
     one.send(Signal::SIGSTOP);
-    divide_fenced(&client, "Off", 1, Some(canary("team-4"))).await;
-    let (twice, nobodys) = (count_in(&client, "team-3").await, count_in(&client, "team-4").await);
-    until_said(&replica, "configmaps", twice, Some(("no_policy", nobodys)), all).await;
+    divide_fenced(client, "Off", 1, Some(canary("team-4"))).await;
+    let (twice, nobodys) = (count_in(client, "team-3").await, count_in(client, "team-4").await);
+    until_said(replica, "configmaps", twice, Some(("no_policy", nobodys)), all).await;
     one.send(Signal::SIGCONT);
-    until_said(&replica, "configmaps", 0, None, all).await;
+    until_said(replica, "configmaps", 0, None, all).await;
 }

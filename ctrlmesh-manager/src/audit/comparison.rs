@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ctrlmesh_common::share;
+
 use super::holders::{Holder, KindHolder, Watching};
 use super::operators::{Audited, IntendedOwner, KindDivision, has_labels};
 use crate::labels::{AlikeObjects, ListedKind, ObjectCounts};
@@ -104,9 +106,9 @@ pub(super) struct GapObjects {
     pub(super) last_watched: u64,
 }
 
-/// Judges the kinds of one operator. `holders` are what its pods have in force. `known` are kinds that its pods were
+/// Compares the kinds of one operator. `holders` are what its pods have in force. `known` are kinds that its pods were
 /// once known to watch; more are added.
-pub(super) fn judge(
+pub(super) fn compare(
     audited: &Audited<'_>,
     holders: &[&Holder<'_>],
     objects: &ObjectCounts,
@@ -115,7 +117,7 @@ pub(super) fn judge(
 ) -> BTreeMap<KindKey, KindState> {
     let labelled = objects.kinds().into_iter().filter(|(group, plural)| audited.divides(group, plural));
     let kinds: BTreeSet<KindKey> = labelled.chain(audited.needed_kinds()).collect();
-    let mut judged = BTreeMap::new();
+    let mut compared = BTreeMap::new();
     for kind in kinds {
         let (group, plural) = (kind.0.as_str(), kind.1.as_str());
         let holders: Vec<KindHolder<'_>> = holders.iter().map(|holder| holder.of_kind(group, plural)).collect();
@@ -137,9 +139,9 @@ pub(super) fn judge(
             ListedKind::InProgress => KindState::InProgress,
             ListedKind::Stale | ListedKind::Unlabelled => KindState::Unknown,
         });
-        judged.insert(kind, state);
+        compared.insert(kind, state);
     }
-    judged
+    compared
 }
 
 impl KindAudit {
@@ -213,11 +215,7 @@ impl KindAudit {
 
     /// How many times as much as the mean the shard with the most objects is to own. `None`: there is nothing to own.
     pub(super) fn imbalance(&self) -> Option<f64> {
-        let all: u64 = self.by_shard.values().sum();
-        let most = self.by_shard.values().max().filter(|_| all > 0)?;
-        #[expect(clippy::cast_precision_loss, reason = "a ratio of counts far below 2^52")]
-        let ratio = *most as f64 * self.by_shard.len() as f64 / all as f64;
-        Some(ratio)
+        share::imbalance(self.by_shard.values().copied())
     }
 }
 

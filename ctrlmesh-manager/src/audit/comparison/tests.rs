@@ -132,7 +132,7 @@ impl Bed {
         assert_eq!(operators.len(), 1);
         let holders: Vec<_> =
             operators[0].operators.iter().filter_map(|config| holders.get(config.as_str())).flatten().collect();
-        judge(&operators[0], &holders, &objects, &Labelling::default(), &mut self.known)
+        compare(&operators[0], &holders, &objects, &Labelling::default(), &mut self.known)
     }
 
     fn sites(&mut self) -> KindAudit {
