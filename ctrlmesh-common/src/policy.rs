@@ -162,6 +162,12 @@ impl Policy {
         Self { limits: vec![limit], ..Self::default() }
     }
 
+    /// The shard that the pod belongs to. `None` if there is neither fence nor lock: nothing else names it.
+    pub fn shard(&self) -> Option<&str> {
+        let owner = self.fence.as_ref().and_then(|fence| fence.owner.as_deref());
+        owner.or(self.lock.as_ref().map(|lock| lock.shard.as_str()))
+    }
+
     /// Whether no request to the API server is changed or refused.
     pub fn passes_everything(&self) -> bool {
         let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none() && !self.shadow;

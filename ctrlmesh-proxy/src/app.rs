@@ -124,7 +124,8 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     let api_servers = ApiServers::Told { target: target.clone(), cluster, others: others.clone() };
     let network = PodNetwork { namespace: None, files: PodFiles::own(), api_servers };
     let egress = PodEgress::new(policy.clone(), Some(network), &guards);
-    let served = ServedPod { validity, egress, ..ServedPod::new(policy.clone(), history, guards, None) };
+    let requests = metrics.pods.requests(&args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default());
+    let served = ServedPod { validity, requests, egress, ..ServedPod::new(policy.clone(), history, guards, None) };
     served.settle(args.common.write_drain_timeout, publish, drain);
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served), None)?;

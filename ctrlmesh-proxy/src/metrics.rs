@@ -1,14 +1,17 @@
 //! The proxy's metrics.
 //!
-//! Every series of the request path is looked up once, at start, so counting is one atomic addition.
+//! Series of the request path are looked up at start, so counting is one atomic addition. Those of pods are looked up
+//! once a request.
 
-mod added;
+mod busy_namespaces;
 mod bounded;
 mod channel;
 mod egress;
 mod faults;
 mod guards;
+mod histogram;
 mod reasons;
+mod pods;
 mod webhook;
 
 use std::sync::Arc;
@@ -21,11 +24,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::metrics::added::AddedTime;
 pub use crate::metrics::channel::ManagerMetrics;
 pub use crate::metrics::egress::{EgressMetrics, EgressProtocol};
 pub use crate::metrics::faults::FaultMetrics;
 pub use crate::metrics::guards::{GuardMetrics, RuleMetrics};
+use crate::metrics::histogram::AddedTime;
+pub use crate::metrics::pods::{PodMetrics, PodPolicyLabels, PodRequests, ResourceRequests};
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
 pub use crate::metrics::webhook::{WebhookMetrics, WebhookRoute};
@@ -49,7 +53,7 @@ pub struct Metrics {
     client_errors: [Counter; CLIENT_ERRORS.len()],
     added: AddedTime,
     open: Gauges,
-    epochs: Family<PodLabels, Gauge>,
+    pub pods: PodMetrics,
     pub manager: ManagerMetrics,
     pub guards: GuardMetrics,
     pub faults: FaultMetrics,
@@ -84,11 +88,6 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-#[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
-struct PodLabels {
-    pod: String,
-}
-
 impl Metrics {
     pub fn new() -> Arc<Self> {
         let mut registry = Registry::with_prefix("ctrlmesh_proxy");
@@ -121,7 +120,7 @@ impl Metrics {
             served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
             waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
             added: added(to),
-            epochs: epochs(to),
+            pods: PodMetrics::register(to),
             manager: ManagerMetrics::register(to),
             guards: GuardMetrics::register(to),
             faults: FaultMetrics::register(to),
@@ -175,17 +174,6 @@ impl Metrics {
     pub fn tunnel(&self) -> Open {
         self.tunnelled.inc();
         Open::new(&self.open.tunnels)
-    }
-
-    /// Sets the epoch of the policy in force for `pod`.
-    pub fn epoch(&self, pod: &str, epoch: u64) {
-        let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
-        self.epochs.get_or_create(&PodLabels { pod: pod.to_owned() }).set(epoch);
-    }
-
-    /// Removes the epoch of `pod`.
-    pub fn forget(&self, pod: &str) {
-        self.epochs.remove(&PodLabels { pod: pod.to_owned() });
     }
 
     pub fn pods(&self, served: usize, waiting: usize) {
@@ -244,12 +232,6 @@ fn added(registry: &mut Registry) -> AddedTime {
     let help = "Time from the end of a request's head to its being sent on, and the same for its response";
     registry.register_with_unit("added", help, Unit::Seconds, histogram.clone());
     histogram
-}
-
-fn epochs(registry: &mut Registry) -> Family<PodLabels, Gauge> {
-    let family: Family<PodLabels, Gauge> = Family::default();
-    registry.register("policy_epoch", "Epoch of the policy in force, by pod", family.clone());
-    family
 }
 
 fn counter(registry: &mut Registry, name: &str, help: &str) -> Counter {
@@ -326,7 +308,6 @@ mod tests {
     #[test]
     fn the_docs_list_every_metric() {
         let metrics = Metrics::new();
-        metrics.epoch("ops/operator-0", 1);
         let _rule = metrics.guards.rule("ops/wild/creates".to_owned());
         let docs = include_str!("../../docs/reference/metrics.md");
         let page = metrics.render().unwrap();

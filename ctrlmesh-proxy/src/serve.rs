@@ -160,10 +160,18 @@ impl Server {
         let leaving = Rc::<Notify>::default();
         let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
         let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
-        let (guards, faults, traffic) = (served.guards.clone(), served.faults.clone(), served.traffic.clone());
-        let (gone, policy) = (served.gone.clone(), PolicyView::new(served));
-        let session = Session { server: self, upstream, policy, guards, faults, traffic, gone, leaving, resources };
-        let session = Rc::new(session);
+        let session = Rc::new(Session {
+            server: self,
+            upstream,
+            guards: served.guards.clone(),
+            faults: served.faults.clone(),
+            traffic: served.traffic.clone(),
+            requests: served.requests.clone(),
+            gone: served.gone.clone(),
+            policy: PolicyView::new(served),
+            leaving,
+            resources,
+        });
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))
         } else {

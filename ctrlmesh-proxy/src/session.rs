@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::egress::{PodEgress, PodFiles};
 use crate::fault::PodFaults;
 use crate::guard::PodGuards;
-use crate::metrics::{Metrics, Open};
+use crate::metrics::{Metrics, Open, PodRequests};
 use crate::net::accept::{ConnectionGuard, PodSlot};
 use crate::net::body::UnreadBytes;
 use crate::net::tls::trust::Trust;
@@ -82,6 +82,8 @@ pub struct ServedPod {
     pub guards: Arc<PodGuards>,
     pub faults: Arc<PodFaults>,
     pub traffic: Arc<PodTraffic>,
+    /// As metrics count its requests.
+    pub requests: Arc<PodRequests>,
     pub egress: Arc<PodEgress>,
     pub webhook: Arc<PodWebhook>,
     /// Cancelled once the pod is served no more; its connections end then.
@@ -97,6 +99,7 @@ pub(crate) struct Session {
     pub(crate) guards: Arc<PodGuards>,
     pub(crate) faults: Arc<PodFaults>,
     pub(crate) traffic: Arc<PodTraffic>,
+    pub(crate) requests: Arc<PodRequests>,
     pub(crate) gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     pub(crate) leaving: Rc<Notify>,
@@ -125,8 +128,19 @@ impl ServedPod {
         let faults = PodFaults::new(policy.clone(), guards.metrics());
         let egress = PodEgress::new(policy.clone(), None, &guards);
         let webhook = PodWebhook::new(String::new(), policy.clone(), None, PodFiles::own());
-        let (writes, validity, traffic) = (Arc::default(), Validity::default(), Arc::default());
-        Self { policy, history, writes, validity, guards, faults, traffic, egress, webhook, gone }
+        Self {
+            policy,
+            history,
+            writes: Arc::default(),
+            validity: Validity::default(),
+            guards,
+            faults,
+            traffic: Arc::default(),
+            requests: Arc::default(),
+            egress,
+            webhook,
+            gone,
+        }
     }
 
     /// Settles each policy, follows its guards, and reports on its webhook and its requests, as long as the pod is

@@ -31,7 +31,7 @@ use hyper::body::{Body as _, Frame};
 use thiserror::Error;
 use tracing::debug;
 
-use crate::metrics::Open;
+use crate::metrics::{Open, ResourceRequests};
 use crate::net::body::{BodyError, Relay};
 use crate::policy::{InForce, Reading};
 use crate::session::Session;
@@ -68,6 +68,8 @@ pub(crate) struct Watch {
     /// The group and the plural of what it shows, where it is counted which changes are followed by writes.
     counted: Option<Box<Kind>>,
     state: State,
+    /// As metrics count its events.
+    requests: Arc<ResourceRequests>,
     /// As metrics count it.
     _counted: Open,
     /// As the manager is told of it, where it shows more than one name.
@@ -108,6 +110,8 @@ impl Watch {
         if frames.is_none() && (rename.is_some() || !suspects.is_empty()) {
             return Err(UnreadableFrames(Rc::new(template)));
         }
+        let (group, resource) = info.as_ref().map_or(("", ""), |info| (info.api_group(), info.resource()));
+        let requests = session.requests.resource(group, resource);
         let open = info.and_then(|info| session.traffic.watched.begin(&info));
         let counted_open = session.server.metrics.watch();
         let (head, upstream) = response.into_parts();
@@ -122,6 +126,7 @@ impl Watch {
             went_back: false,
             counted,
             state: State::Passing,
+            requests,
             _counted: counted_open,
             _open: open,
         });
@@ -320,7 +325,12 @@ impl Watch {
         let Some((encoding, frames)) = &mut self.frames else { return Some(Ok(Frame::data(data))) };
         let (changes, counted) = (&self.session.traffic.changes, self.counted.as_deref());
         let encoding = *encoding;
-        let on_live = |frame: &[u8]| counted.into_iter().for_each(|kind| changes.shown_in(frame, encoding, kind));
+        let on_live = |frame: &[u8]| {
+            self.requests.watch_event();
+            if let Some(kind) = counted {
+                changes.shown_in(frame, encoding, kind);
+            }
+        };
         if let Some(renamer) = &mut self.rename {
             data = match renamer.rename_completed(&data, encoding, frames, on_live) {
                 Ok(data) => data,

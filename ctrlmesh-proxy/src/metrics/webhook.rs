@@ -8,7 +8,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::metrics::added::AddedTime;
+use crate::metrics::histogram::AddedTime;
+
+const OK: &str = "ok";
+const ERROR: &str = "error";
 
 /// The metrics of all webhooks.
 #[derive(Clone, Debug, Default)]
@@ -55,12 +58,18 @@ impl WebhookMetrics {
         for route in [WebhookRoute::Local, WebhookRoute::Owner, WebhookRoute::Fallback] {
             drop(metrics.added.get_or_create_owned(&RouteLabels { route: route.name() }));
         }
+        // The first error is seen to be one more than before only if there was a zero before.
+        for route in [WebhookRoute::Local, WebhookRoute::Owner, WebhookRoute::Fallback, WebhookRoute::Refused] {
+            for result in [OK, ERROR] {
+                drop(metrics.requests.get_or_create_owned(&RequestLabels { route: route.name(), result }));
+            }
+        }
         metrics
     }
 
     /// Counts a call.
     pub fn answered(&self, route: WebhookRoute, status: StatusCode) {
-        let result = if status.is_success() { "ok" } else { "error" };
+        let result = if status.is_success() { OK } else { ERROR };
         self.requests.get_or_create(&RequestLabels { route: route.name(), result }).inc();
     }
 

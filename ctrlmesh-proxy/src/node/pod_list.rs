@@ -127,7 +127,8 @@ impl Pod {
     ) -> ServedPod {
         let kept = state.map(|state| GuardFile::of(state, Some(&self.name), self.uid()));
         let guards = PodGuards::new(policy.clone(), metrics, kept);
-        ServedPod::new(policy, history, guards, Some(gone.clone()))
+        let requests = metrics.pods.requests(&self.name.to_string());
+        ServedPod { requests, ..ServedPod::new(policy, history, guards, Some(gone.clone())) }
     }
 
     /// Empty if it is not known.

@@ -245,7 +245,7 @@ impl Reconciler {
                     served.history.record_release();
                 }
                 self.end(slot, serving);
-                self.metrics.forget(&name.to_string());
+                self.metrics.pods.forget(&name.to_string());
                 self.complaints.remove(&name);
                 self.needs_cleanup = true;
             }

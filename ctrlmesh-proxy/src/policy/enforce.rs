@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{Current, LoadError, Source, follow, load};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, PodPolicyLabels};
 use ctrlmesh_runtime::drain::Drain;
 
 /// Brings the policy of `pod` into force and follows its source until shutdown, or until the pod is `gone`. Without a
@@ -45,7 +45,7 @@ pub fn enforce(
     Ok(current)
 }
 
-/// Sets the metric of the epoch in force, until shutdown or until the pod is `gone`.
+/// Says in the metrics which policy is in force, until shutdown or until the pod is `gone`.
 pub(super) async fn show(
     mut current: Current,
     pod: String,
@@ -54,8 +54,10 @@ pub(super) async fn show(
     gone: CancellationToken,
 ) {
     loop {
-        let epoch = current.borrow_and_update().epoch;
-        metrics.epoch(&pod, epoch);
+        let policy = current.borrow_and_update().clone();
+        let epoch = policy.epoch;
+        let labels = PodPolicyLabels { epoch, shard: policy.shard().unwrap_or_default().to_owned() };
+        metrics.pods.set_policy(&pod, labels, &gone);
         info!(pod, epoch, "policy in force");
         tokio::select! {
             biased;

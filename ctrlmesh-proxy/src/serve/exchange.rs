@@ -55,20 +55,21 @@ impl Session {
         let info = RequestInfo::parse(method.as_str(), target.as_str());
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
         let is_watch = info.as_ref().is_ok_and(RequestInfo::is_watch);
-        let mut metrics_guard = RequestMetrics::begin(self.clone(), verb);
+        let is_long_running = info.as_ref().is_ok_and(RequestInfo::is_long_running);
+        let mut metrics_guard = RequestMetrics::begin(self.clone(), info.as_ref().ok());
         let answered = match &info {
             Ok(info) => self.relay(request, info, &target, start, on_informational).await,
             Err(error) => Err(Failure::BadRequest(*error)),
         };
         let response = match answered {
             Ok(response) => {
-                metrics_guard.response_began(outcome(response.status()));
+                metrics_guard.answer_began(outcome(response.status()), start, is_long_running);
                 response
             }
             Err(error) => {
                 debug!(error = &error as &dyn Error, "request failed");
                 let status = self.failed(&error, method.is_safe())?;
-                metrics_guard.response_began(Outcome::Refused);
+                metrics_guard.refused();
                 let ends_watch = is_watch && status.code == StatusCode::GONE;
                 let answer = match handshake.filter(|_| ends_watch) {
                     Some(handshake) => handshake.end_with(&status),

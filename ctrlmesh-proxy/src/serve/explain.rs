@@ -59,7 +59,7 @@ pub fn refused(verb: &str, target: &str, why: &dyn std::error::Error) {
 }
 
 /// Undoes escapes of printable ASCII, for people to read.
-fn readable(target: &str) -> String {
+pub fn readable(target: &str) -> String {
     let mut text = String::with_capacity(target.len());
     let mut rest = target;
     while let Some(at) = rest.find('%') {

@@ -2,12 +2,15 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use ctrlmesh_request::request::RequestInfo;
 use hyper::body::{Body, Frame, SizeHint};
+use tokio::time::Instant;
 
-use crate::metrics::{Outcome, Verb};
+use crate::metrics::{Outcome, ResourceRequests, Verb};
 use crate::net::body::{BodyError, BudgetExceeded, CountedBytes, Relay, UnreadBytes};
 use crate::serve::lock_list::LockList;
 use crate::serve::shaping::Shaped;
@@ -26,6 +29,7 @@ pub(super) struct Reply {
 pub(super) struct RequestMetrics {
     session: Rc<Session>,
     verb: Verb,
+    resource: Arc<ResourceRequests>,
     /// `None` until the response has begun.
     outcome: Option<Outcome>,
     /// Whether the response passed to its end.
@@ -82,7 +86,10 @@ impl Body for Reply {
         let polled = content.poll_frame(cx);
         metrics_guard.complete |= match &polled {
             Poll::Ready(None) => true,
-            Poll::Ready(Some(Ok(frame))) => frame.is_trailers(),
+            Poll::Ready(Some(Ok(frame))) => {
+                frame.data_ref().iter().for_each(|data| metrics_guard.resource.response_bytes(data.len()));
+                frame.is_trailers()
+            }
             Poll::Ready(Some(Err(_))) | Poll::Pending => false,
         };
         polled
@@ -136,13 +143,30 @@ impl Body for Http1Reply {
 }
 
 impl RequestMetrics {
-    pub(super) fn begin(session: Rc<Session>, verb: &str) -> Self {
+    /// `info` is `None` where the request cannot be read.
+    pub(super) fn begin(session: Rc<Session>, info: Option<&RequestInfo<'_>>) -> Self {
         session.server.metrics.begin_request();
-        Self { session, verb: Verb::of(verb), outcome: None, complete: false }
+        let verb = Verb::of(info.map_or("other", RequestInfo::verb));
+        let named = info.filter(|info| info.is_resource_request());
+        let (group, resource) = named.map_or(("", ""), |info| (info.api_group(), info.resource()));
+        let resource = session.requests.resource(group, resource);
+        if let Some(info) = named.filter(|info| !info.namespace().is_empty()) {
+            session.requests.in_namespace(info.namespace());
+        }
+        Self { session, verb, resource, outcome: None, complete: false }
     }
 
-    pub(super) fn response_began(&mut self, outcome: Outcome) {
+    /// The API server's answer to a request that came at `start` has begun. Watches and tunnels are not timed.
+    pub(super) fn answer_began(&mut self, outcome: Outcome, start: Instant, is_long_running: bool) {
         self.outcome = Some(outcome);
+        if !is_long_running {
+            self.session.requests.answered_after(self.verb, start.elapsed());
+        }
+    }
+
+    /// The proxy answers instead of the API server.
+    pub(super) fn refused(&mut self) {
+        self.outcome = Some(Outcome::Refused);
     }
 }
 
@@ -150,5 +174,6 @@ impl Drop for RequestMetrics {
     fn drop(&mut self) {
         let outcome = self.outcome.filter(|_| self.complete).unwrap_or(Outcome::Aborted);
         self.session.server.metrics.end_request(self.verb, outcome);
+        self.resource.ended(self.verb, outcome);
     }
 }

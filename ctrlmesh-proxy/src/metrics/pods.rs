@@ -1,0 +1,167 @@
+//! The metrics of each pod: which policy is in force for it, and what its requests to the API server come to.
+//!
+//! The series of a pod end when it is served no more. How many there are is bounded: see [`MAX_RESOURCES`] and
+//! [`BusyNamespaces`].
+
+mod collector;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::Duration;
+
+use ctrlmesh_runtime::sync::{lock, read, write};
+use prometheus_client::registry::Registry;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::busy_namespaces::BusyNamespaces;
+use super::histogram::AnswerTime;
+use super::reasons::{OUTCOMES, VERBS};
+use super::{Outcome, Verb};
+
+/// Resources with series of their own, for each pod. Requests for further ones share those of `other`.
+const MAX_RESOURCES: usize = 128;
+
+const OTHER: &str = "other";
+
+/// Longer names are no names of a group or a resource (RFC 1123 subdomains).
+const MAX_NAME_BYTES: usize = 253;
+
+/// The metrics of all pods, by `NAMESPACE/NAME`; empty where a proxy does not know its pod.
+#[derive(Clone, Debug, Default)]
+pub struct PodMetrics(Arc<Mutex<BTreeMap<String, Pod>>>);
+
+#[derive(Debug, Default)]
+struct Pod {
+    policy: Option<PodPolicyLabels>,
+    requests: Weak<PodRequests>,
+}
+
+/// What metrics say of a policy in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodPolicyLabels {
+    pub epoch: u64,
+    /// The shard that the pod belongs to; empty if it is not known.
+    pub shard: String,
+}
+
+/// The requests of one pod.
+#[derive(Debug)]
+pub struct PodRequests {
+    /// In the order of group and resource.
+    resources: RwLock<Vec<Arc<ResourceRequests>>>,
+    namespaces: Mutex<BusyNamespaces>,
+    /// In the order of [`VERBS`].
+    answer_times: [AnswerTime; VERBS.len()],
+}
+
+/// The requests for one resource.
+#[derive(Debug, Default)]
+pub struct ResourceRequests {
+    group: String,
+    resource: String,
+    counts: [[AtomicU64; OUTCOMES.len()]; VERBS.len()],
+    watch_events: AtomicU64,
+    response_bytes: AtomicU64,
+}
+
+impl PodMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register_collector(Box::new(metrics.clone()));
+        metrics
+    }
+
+    /// The requests of `pod`, which are shown as long as somebody holds them.
+    pub fn requests(&self, pod: &str) -> Arc<PodRequests> {
+        lock(&self.0).entry(pod.to_owned()).or_default().requests()
+    }
+
+    /// Sets what is in force for `pod`, unless it is `gone`.
+    pub fn set_policy(&self, pod: &str, policy: PodPolicyLabels, gone: &CancellationToken) {
+        let mut pods = lock(&self.0);
+        if !gone.is_cancelled() {
+            pods.entry(pod.to_owned()).or_default().policy = Some(policy);
+        }
+    }
+
+    /// Removes the series of `pod`, which is gone.
+    pub fn forget(&self, pod: &str) {
+        lock(&self.0).remove(pod);
+    }
+}
+
+impl Pod {
+    fn requests(&mut self) -> Arc<PodRequests> {
+        self.requests.upgrade().unwrap_or_else(|| {
+            let requests = Arc::default();
+            self.requests = Arc::downgrade(&requests);
+            requests
+        })
+    }
+}
+
+impl Default for PodRequests {
+    fn default() -> Self {
+        let namespaces = Mutex::new(BusyNamespaces::new(Instant::now()));
+        Self { resources: RwLock::default(), namespaces, answer_times: Default::default() }
+    }
+}
+
+impl PodRequests {
+    /// The requests for a resource. Both names are empty for paths that name none.
+    pub fn resource(&self, group: &str, resource: &str) -> Arc<ResourceRequests> {
+        let at = |all: &[Arc<ResourceRequests>], group: &str, resource: &str| {
+            all.binary_search_by(|one| (one.group.as_str(), one.resource.as_str()).cmp(&(group, resource)))
+        };
+        let all = read(&self.resources);
+        if let Ok(at) = at(&all, group, resource) {
+            return all[at].clone();
+        }
+        drop(all);
+        let mut all = write(&self.resources);
+        let is_name = group.len().max(resource.len()) <= MAX_NAME_BYTES;
+        let (group, resource) = if is_name && all.len() < MAX_RESOURCES { (group, resource) } else { ("", OTHER) };
+        match at(&all, group, resource) {
+            Ok(at) => all[at].clone(),
+            Err(at) => {
+                let (group, resource) = (group.to_owned(), resource.to_owned());
+                let new = Arc::new(ResourceRequests { group, resource, ..ResourceRequests::default() });
+                all.insert(at, new.clone());
+                new
+            }
+        }
+    }
+
+    fn resources(&self) -> Vec<Arc<ResourceRequests>> {
+        read(&self.resources).clone()
+    }
+
+    /// Counts a request for objects in `namespace`.
+    pub fn in_namespace(&self, namespace: &str) {
+        lock(&self.namespaces).count(namespace, Instant::now());
+    }
+
+    /// Records how long the API server's answer to a request took, as the pod sees it.
+    pub fn answered_after(&self, verb: Verb, time: Duration) {
+        self.answer_times[verb.at()].observe(time);
+    }
+}
+
+impl ResourceRequests {
+    pub fn ended(&self, verb: Verb, outcome: Outcome) {
+        self.counts[verb.at()][outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn watch_event(&self) {
+        self.watch_events.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn response_bytes(&self, bytes: usize) {
+        self.response_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

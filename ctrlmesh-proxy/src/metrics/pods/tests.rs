@@ -1,0 +1,83 @@
+use super::super::Metrics;
+use super::*;
+
+#[test]
+fn requests_are_shown_by_pod_shard_verb_and_resource() {
+    let metrics = Metrics::new();
+    let requests = metrics.pods.requests("ops/operator-0");
+    metrics.pods.set_policy(
+        "ops/operator-0",
+        PodPolicyLabels { epoch: 7, shard: "op-0".to_owned() },
+        &CancellationToken::new(),
+    );
+    let deployments = requests.resource("apps", "deployments");
+    for outcome in [Outcome::Ok, Outcome::Ok, Outcome::ClientError] {
+        deployments.ended(Verb::of("patch"), outcome);
+    }
+    (0..3).for_each(|_| deployments.watch_event());
+    deployments.response_bytes(1_000);
+    requests.answered_after(Verb::of("patch"), Duration::from_millis(3));
+    for _ in 0..100 {
+        requests.in_namespace("shop");
+    }
+    let page = metrics.render().unwrap();
+    let pod = r#"namespace="ops",pod="operator-0",shard="op-0""#;
+    let patch = r#"verb="patch",group="apps",resource="deployments""#;
+    for line in [
+        r#"ctrlmesh_proxy_policy_epoch{pod="ops/operator-0"} 7"#.to_owned(),
+        format!("ctrlmesh_proxy_pod_requests_total{{{pod},{patch},outcome=\"ok\"}} 2"),
+        format!("ctrlmesh_proxy_pod_requests_total{{{pod},{patch},outcome=\"client_error\"}} 1"),
+        format!(r#"ctrlmesh_proxy_pod_watch_events_total{{{pod},group="apps",resource="deployments"}} 3"#),
+        format!(r#"ctrlmesh_proxy_pod_response_bytes_total{{{pod},group="apps",resource="deployments"}} 1000"#),
+        format!(r#"ctrlmesh_proxy_pod_request_seconds_bucket{{le="0.002",{pod},verb="patch"}} 0"#),
+        format!(r#"ctrlmesh_proxy_pod_request_seconds_bucket{{le="0.004",{pod},verb="patch"}} 1"#),
+        format!(r#"ctrlmesh_proxy_pod_namespace_requests_total{{{pod},object_namespace="shop"}} 41"#),
+        format!(r#"ctrlmesh_proxy_pod_namespace_requests_total{{{pod},object_namespace="_other"}} 59"#),
+    ] {
+        assert!(page.lines().any(|shown| shown == line), "no `{line}` in\n{page}");
+    }
+    let aborted = |line: &str| line.starts_with("ctrlmesh_proxy_pod_requests_total{") && line.contains("aborted");
+    assert!(!page.lines().any(aborted), "what did not happen has no series");
+}
+
+#[test]
+fn the_series_of_a_pod_end_with_it() {
+    let metrics = Metrics::new();
+    let requests = metrics.pods.requests("ops/a");
+    requests.resource("", "pods").ended(Verb::of("get"), Outcome::Ok);
+    assert!(Arc::ptr_eq(&requests, &metrics.pods.requests("ops/a")), "its connections share the counts");
+    assert!(metrics.render().unwrap().contains(r#"pod="a""#));
+    metrics.pods.forget("ops/a");
+    assert!(!metrics.render().unwrap().contains(r#"pod="a""#));
+    metrics.pods.set_policy("ops/b", PodPolicyLabels::default(), &CancellationToken::new());
+    drop(metrics.pods.requests("ops/b"));
+    let page = metrics.render().unwrap();
+    assert!(page.contains(r#"policy_epoch{pod="ops/b"}"#), "{page}");
+    assert!(!page.contains("pod_namespace_requests_total{namespace=\"ops\",pod=\"b\""), "{page}");
+}
+
+#[test]
+fn resources_beyond_the_bound_share_their_series() {
+    let requests = PodRequests::default();
+    for at in 0..MAX_RESOURCES + 9 {
+        requests.resource("example.com", &format!("kind{at}")).ended(Verb::of("list"), Outcome::Ok);
+    }
+    assert_eq!(requests.resources.read().unwrap().len(), MAX_RESOURCES + 1);
+    let other = requests.resource("example.com", "one-more");
+    assert_eq!(other.resource, OTHER);
+    let list = VERBS.iter().position(|verb| *verb == "list").unwrap();
+    assert_eq!(other.counts[list][Outcome::Ok as usize].load(Ordering::Relaxed), 9);
+    assert_eq!(requests.resource("example.com", "kind3").resource, "kind3");
+    assert_eq!(PodRequests::default().resource("", &"x".repeat(254)).resource, OTHER);
+}
+
+#[test]
+fn a_pod_that_is_gone_does_not_come_back() {
+    let metrics = Metrics::new();
+    let gone = CancellationToken::new();
+    metrics.pods.set_policy("ops/a", PodPolicyLabels::default(), &gone);
+    gone.cancel();
+    metrics.pods.forget("ops/a");
+    metrics.pods.set_policy("ops/a", PodPolicyLabels::default(), &gone);
+    assert!(!metrics.render().unwrap().contains("ops/a"));
+}
