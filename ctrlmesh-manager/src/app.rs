@@ -8,9 +8,12 @@ use std::time::Duration;
 use ctrlmesh_runtime::admin::{Admin, Probes};
 use ctrlmesh_runtime::listen::{ListenError, listen};
 use ctrlmesh_runtime::termination::Termination;
+use ctrlmesh_runtime::unix_time;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use kube::{Client, Config};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
@@ -27,7 +30,7 @@ use crate::admission::webhook::{ReviewMemory, Route, Webhook, WebhookMetrics};
 use crate::ca::cluster_ca::ClusterCa;
 use crate::ca::recovery::LeaseWatch;
 use crate::ca::serving::{self, ServingError};
-use crate::ca::store::{AuthoritySettings, CaStore, CaStoreError};
+use crate::ca::store::{Authorities, AuthoritySettings, CaStore, CaStoreError};
 use crate::ca::trust_bundle::TrustBundle;
 use crate::config::{RunArgs, SameKeysError};
 use crate::drain::Drain;
@@ -89,6 +92,12 @@ struct Metrics {
     leader: Gauge,
     fences_unproved: Gauge,
     ca_write_failures: Counter,
+    ca_expiry: Family<AuthorityLabels, Gauge>,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
+struct AuthorityLabels {
+    authority: &'static str,
 }
 
 /// What the parts of the manager are built from.
@@ -204,6 +213,7 @@ impl Startup {
             drain: self.drain,
         };
         keep_certificates(&context, &presented, metrics.ca_write_failures);
+        context.drain.spawn_until_started(show_expiry(context.ca_store.changes(), metrics.ca_expiry));
         relay_receipts(&context);
         context.drain.spawn_until_started(count_unproved(context.fences.subscribe(), metrics.fences_unproved));
         let refusals = metrics.refusals;
@@ -225,6 +235,21 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, write_failur
     // Node proxies run in our own namespace.
     let own = context.args.namespace.clone();
     drain.spawn_until_started(context.trust_bundle.clone().follow(leadership, namespaces, own));
+}
+
+/// Says when the authorities that sign now expire.
+async fn show_expiry(mut authorities: watch::Receiver<Arc<Authorities>>, gauges: Family<AuthorityLabels, Gauge>) {
+    loop {
+        let now = authorities.borrow_and_update().clone();
+        for (authority, rotation) in [("mesh", &now.mesh), ("manager", &now.manager)] {
+            let (_, not_after) = rotation.current.validity();
+            let seconds = i64::try_from(unix_time::millis(not_after) / 1000).unwrap_or(i64::MAX);
+            gauges.get_or_create(&AuthorityLabels { authority }).set(seconds);
+        }
+        if authorities.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Counts the fences that are not proved. Where the API server has none, nothing can be.
@@ -296,6 +321,9 @@ impl Serving<'_> {
 
     fn webhooks(&self, listener: TcpListener, metrics: WebhookMetrics, routes: Vec<Route>) -> Result<(), AppError> {
         let routes: BTreeMap<_, _> = routes.into_iter().map(|route| (route.path, route)).collect();
+        for path in routes.keys() {
+            metrics.begin(path);
+        }
         let (drain, memory) = (self.context.drain.clone(), ReviewMemory::default());
         let webhook = Arc::new(Webhook { routes, metrics, drain: drain.clone(), memory });
         let tls = self.acceptor(&[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?;
@@ -352,6 +380,13 @@ fn identity(args: &RunArgs) -> String {
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
 }
 
+fn ca_expiry(registry: &mut Registry) -> Family<AuthorityLabels, Gauge> {
+    let family: Family<AuthorityLabels, Gauge> = Family::default();
+    let help = "When the certificate authority that signs now expires, in seconds since 1970";
+    registry.register("ca_expiry_timestamp_seconds", help, family.clone());
+    family
+}
+
 impl Metrics {
     fn new(client: &Client) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
@@ -373,6 +408,7 @@ impl Metrics {
                 "ca_write_failures",
                 "How often the certificate authorities could not be written by this replica while it led; after some it gives its Lease up",
             ),
+            ca_expiry: ca_expiry(to),
             registry: Arc::default(),
         };
         Self { registry: Arc::new(registry), ..counted }

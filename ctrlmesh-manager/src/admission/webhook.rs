@@ -123,6 +123,13 @@ impl WebhookMetrics {
         this
     }
 
+    /// Shows zeros for a path: the first failure is seen to be one more than before only if there was a zero before.
+    pub fn begin(&self, path: &'static str) {
+        for outcome in ["allowed", "denied", "failed"] {
+            drop(self.0.get_or_create_owned(&Labels { path, outcome }));
+        }
+    }
+
     fn count(&self, path: &'static str, outcome: &'static str) {
         self.0.get_or_create_owned(&Labels { path, outcome }).inc();
     }

@@ -41,9 +41,11 @@ use crate::status::rules_writer::RulesWriter;
 use crate::status::status_writer::StatusWriter;
 use crate::telemetry;
 
+mod condition_metrics;
 mod labels;
 mod webhook_routes;
 
+use condition_metrics::ConditionMetrics;
 use labels::{LabelState, keep_labels, migrate_labels};
 
 const REPORTER: &str = "ctrlmesh-manager";
@@ -57,6 +59,7 @@ pub(super) struct ControllerMetrics {
     migration: MigrationMetrics,
     rollouts: RolloutMetrics,
     audit: AuditMetrics,
+    conditions: ConditionMetrics,
 }
 
 impl ControllerMetrics {
@@ -66,6 +69,7 @@ impl ControllerMetrics {
             migration: MigrationMetrics::register(registry),
             rollouts: RolloutMetrics::register(registry),
             audit: AuditMetrics::register(registry),
+            conditions: ConditionMetrics::register(registry),
         }
     }
 }
@@ -80,6 +84,7 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
     cache.watch_list(background.clone(), &context.args.namespace, drain);
     let (proved, evidence) = watch::channel(Arc::default());
     let plans = plan::start(Arc::clone(&cache), evidence, drain);
+    counted.conditions.follow(&plans, &context.leadership);
     let caches = context.readiness.block("caches");
     let mut first = context.published.subscribe();
     drain.spawn_until_started(async move {
