@@ -128,7 +128,7 @@ impl Plan {
             // It sees by itself which of its programs are there.
             (Task::ControlPlane, true),
             (Task::H2spec, !tools::h2spec().is_file()),
-            (Task::Prometheus, !tools::prometheus().is_file()),
+            (Task::Prometheus, !tools::prometheus().is_file() || !tools::promtool().is_file()),
             (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
             (Task::PrometheusOperatorNext, !tools::prometheus_operator_next().is_file()),
             (Task::ElasticOperator, !tools::elastic_operator().is_file()),
@@ -190,9 +190,11 @@ impl Task {
             Self::H2spec => {
                 step("build h2spec, which asks the proxy whether it speaks HTTP/2", seconds(10), build_h2spec)
             }
-            Self::Prometheus => {
-                step("build Prometheus, which tests ask for metrics, once per machine", seconds(240), build_prometheus)
-            }
+            Self::Prometheus => step(
+                "build Prometheus and promtool, for tests of metrics, once per machine",
+                seconds(300),
+                build_prometheus,
+            ),
             Self::PrometheusOperator => step(
                 "build prometheus-operator, an operator that is not ours, for tests, once per machine",
                 seconds(120),
@@ -292,7 +294,11 @@ fn build_h2spec() -> Result<()> {
 }
 
 fn build_prometheus() -> Result<()> {
-    build_tool(&tools::prometheus(), "xtask/prometheus", "github.com/prometheus/prometheus/cmd/prometheus")
+    for program in [tools::prometheus(), tools::promtool()].iter().filter(|program| !program.is_file()) {
+        let name = program.file_name().context("the name of a tool")?.to_string_lossy();
+        build_tool(program, "xtask/prometheus", &format!("github.com/prometheus/prometheus/cmd/{name}"))?;
+    }
+    Ok(())
 }
 
 /// Builds a package of a Go module that the module in `from` requires.

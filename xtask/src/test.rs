@@ -151,7 +151,9 @@ impl Tier {
             _ if !setup::has_go() => Some("needs Go".to_owned()),
             Self::Kernel | Self::Node | Self::Operator if !is_root() => Some("needs root".to_owned()),
             Self::ControlPlane if !tools::h2spec().is_file() => Some("needs h2spec".to_owned()),
-            Self::ControlPlane if !tools::prometheus().is_file() => Some("needs Prometheus".to_owned()),
+            Self::ControlPlane if !tools::prometheus().is_file() || !tools::promtool().is_file() => {
+                Some("needs Prometheus".to_owned())
+            }
             Self::ControlPlane => setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl"])),
             _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),

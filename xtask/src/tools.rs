@@ -101,6 +101,11 @@ pub fn prometheus() -> PathBuf {
     cache().join("prometheus").join(PROMETHEUS).join("prometheus")
 }
 
+/// Checks rules and metrics, of the same release.
+pub fn promtool() -> PathBuf {
+    cache().join("promtool").join(PROMETHEUS).join("promtool")
+}
+
 /// An operator that we did not write, as we build it; beside it lies `bundle.yaml`, its manifests.
 pub fn prometheus_operator() -> PathBuf {
     cache().join("prometheus-operator").join(PROMETHEUS_OPERATOR).join("prometheus-operator")

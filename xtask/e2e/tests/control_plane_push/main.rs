@@ -20,10 +20,12 @@ mod handover;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod names;
+mod observability;
 mod outage;
 mod owned;
 mod pace;
 mod process;
+mod prometheus;
 mod relabel;
 mod replicas;
 mod resume;

@@ -25,7 +25,7 @@ const REASONS: [&str; 8] =
     ["unlabelled", "moving", "no_shard", "no_pod", "no_policy", "unwatched", "never_watched", "proxy_away"];
 
 /// Lists and watches until it is dropped.
-struct Informer(JoinHandle<()>);
+pub(crate) struct Informer(JoinHandle<()>);
 
 impl Drop for Informer {
     fn drop(&mut self) {
@@ -34,7 +34,7 @@ impl Drop for Informer {
 }
 
 /// Lists and watches every object of a kind that it is shown, as informers do.
-fn watch<K>(client: &Client) -> Informer
+pub(crate) fn watch<K>(client: &Client) -> Informer
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
 {
@@ -42,7 +42,7 @@ where
     Informer(tokio::spawn(events.for_each(async |_event| {})))
 }
 
-async fn count<K>(client: &Client) -> usize
+pub(crate) async fn count<K>(client: &Client) -> usize
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
@@ -66,7 +66,13 @@ async fn said(replica: &Replica, resource: &str) -> Option<(usize, usize, Vec<(&
 }
 
 /// Waits until the audit says that of the kind.
-async fn until_said(replica: &Replica, resource: &str, twice: usize, gap: Option<(&'static str, usize)>, all: usize) {
+pub(crate) async fn until_said(
+    replica: &Replica,
+    resource: &str,
+    twice: usize,
+    gap: Option<(&'static str, usize)>,
+    all: usize,
+) {
     let gaps: Vec<_> = gap.into_iter().filter(|(_, count)| *count > 0).collect();
     let missing: usize = gaps.iter().map(|(_, count)| count).sum();
     let expected = (all - twice - missing, twice, gaps);
@@ -142,17 +148,17 @@ async fn kind_that_nobody_asks_for(client: &Client, replica: &Replica, clients: 
 }
 
 /// An operator of two pods that were enrolled, and the manager.
-struct Bed {
-    client: Client,
-    settings: ProxySettings,
-    pods: [TestPod; 2],
+pub(crate) struct Bed {
+    pub(crate) client: Client,
+    pub(crate) settings: ProxySettings,
+    pub(crate) pods: [TestPod; 2],
     // Dropped in this order.
-    replica: Replica,
+    pub(crate) replica: Replica,
     _folder: TempDir,
     _cluster: ControlPlane,
 }
 
-async fn bed(fence: &str, shards: u32, canary: Option<Value>) -> Bed {
+pub(crate) async fn bed(fence: &str, shards: u32, canary: Option<Value>) -> Bed {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();

@@ -31,7 +31,7 @@ pub(crate) struct Program {
 pub(crate) struct Sidecar {
     program: Program,
     pub(crate) address: SocketAddr,
-    admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 /// What a proxy needs to start: the API server, the manager, and the folder of its files.

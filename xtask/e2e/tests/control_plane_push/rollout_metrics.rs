@@ -1,63 +1,18 @@
 //! A manager asks a real Prometheus server, and a trial goes by what that says.
 
-use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
-
 use ctrlmesh_common::api::{CheckVerdict, RolloutStatus, TrialPhase};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use kube::Client;
 use serde_json::{Value, json};
-use tempfile::TempDir;
-use xtask::tools;
 
-use crate::bed::eventually;
 use crate::full::{SYSTEM, divide_with, world};
-use crate::process::{Replica, get};
+use crate::process::Replica;
+use crate::prometheus::Prometheus;
 use crate::rollout_commands::{NEW, OLD, begin_trial, until};
 
-/// A Prometheus server that watches itself.
-struct Prometheus {
-    process: Child,
-    address: SocketAddr,
-    _folder: TempDir,
-}
-
-impl Prometheus {
-    async fn start() -> Self {
-        let folder = TempDir::new().unwrap();
-        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
-        let config = folder.path().join("prometheus.yml");
-        let scraped = json!({
-            "global": {"scrape_interval": "1s"},
-            "scrape_configs": [{"job_name": "self", "static_configs": [{"targets": [address.to_string()]}]}],
-        });
-        fs::write(&config, scraped.to_string()).unwrap();
-        let mut command = Command::new(tools::prometheus());
-        command.arg(format!("--config.file={}", config.display()));
-        command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
-        command.arg(format!("--web.listen-address={address}")).args(["--log.level=error"]);
-        let process = command.stdin(Stdio::null()).spawn().unwrap();
-        let this = Self { process, address, _folder: folder };
-        eventually("Prometheus to have seen itself", async || {
-            let page = get(address, "/api/v1/query?query=up").await?;
-            page.contains("\"self\"").then_some(())
-        })
-        .await;
-        this
-    }
-
-    fn metric(&self, name: &str, query: &str, range: &Value) -> Value {
-        let prometheus = json!({"address": format!("http://{}", self.address), "query": query});
-        json!({"name": name, "provider": {"prometheus": prometheus}, "thresholdRange": range})
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        drop(self.process.kill());
-        drop(self.process.wait());
-    }
+fn metric(prometheus: &Prometheus, name: &str, query: &str, range: &Value) -> Value {
+    let provider = json!({"address": format!("http://{}", prometheus.address), "query": query});
+    json!({"name": name, "provider": {"prometheus": provider}, "thresholdRange": range})
 }
 
 /// A root whose next version shadows a slot, so that nothing has to move before a check.
@@ -74,21 +29,21 @@ fn last_check(status: &RolloutStatus) -> Option<(CheckVerdict, &str)> {
 
 #[tokio::test]
 async fn a_trial_goes_by_what_prometheus_says() {
-    let prometheus = Prometheus::start().await;
+    let prometheus = Prometheus::start(&[], &json!([])).await;
     let cluster = ControlPlane::start(&Options::default()).unwrap();
     let client = cluster.client().await.unwrap();
     world(&client).await;
     let replica = Replica::start(&cluster, SYSTEM, &[]).await;
     replica.until_ready().await;
     let at_least_one = json!({"min": "1"});
-    let metric = |name, query| prometheus.metric(name, query, &at_least_one);
+    let metric_of = |name, query| metric(&prometheus, name, query, &at_least_one);
     let metrics = [
-        metric("up", r#"sum(up{job!="{{namespace}}"})"#),
-        metric("revision", r#"vector(1) unless on() up{job="{{revision}}"}"#),
-        metric("scalar", "scalar(sum(up)) + 1"),
-        metric("nothing", "sum(there_is_no_such_metric)"),
-        metric("many", "prometheus_http_requests_total"),
-        metric("wrong", "sum("),
+        metric_of("up", r#"sum(up{job!="{{namespace}}"})"#),
+        metric_of("revision", r#"vector(1) unless on() up{job="{{revision}}"}"#),
+        metric_of("scalar", "scalar(sum(up)) + 1"),
+        metric_of("nothing", "sum(there_is_no_such_metric)"),
+        metric_of("many", "prometheus_http_requests_total"),
+        metric_of("wrong", "sum("),
     ];
     apply(&client, &metrics).await;
     begin_trial(&client).await;
@@ -106,7 +61,7 @@ async fn a_trial_goes_by_what_prometheus_says() {
         assert!(message.contains(says), "{says}: {message}");
     }
 
-    apply(&client, &[prometheus.metric("up", "sum(up)", &json!({"max": "0.5"}))]).await;
+    apply(&client, &[metric(&prometheus, "up", "sum(up)", &json!({"max": "0.5"}))]).await;
     let status = until(&client, "it to fail", |status| {
         let trial = status.trial.as_ref();
         trial.is_some_and(|trial| trial.revision == NEW && trial.phase == TrialPhase::Held)
