@@ -1,5 +1,6 @@
 //! Reaches the API server as kubectl does.
 
+pub(crate) mod answer;
 pub(crate) mod labelling;
 
 use std::future::Future;
@@ -24,7 +25,7 @@ pub(crate) const NAMESPACES: (&str, &str) = ("", "namespaces");
 /// As kubectl has them.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ClusterArgs {
-    /// Namespace of the root, or of the object. The default is that of the kubeconfig's context
+    /// Namespace of the root, of the object, or of dry runs. The default is that of the kubeconfig's context
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
     /// Kubeconfig of the cluster. The default is KUBECONFIG, then ~/.kube/config, then the pod's service account
@@ -55,6 +56,8 @@ pub(crate) enum ClusterError {
 pub(crate) struct Connection {
     pub(crate) client: Client,
     pub(crate) namespace: String,
+    /// The API server's URL.
+    pub(crate) server: String,
 }
 
 impl Connection {
@@ -66,7 +69,8 @@ impl Connection {
         let mut config = config(cluster).await?;
         config.read_timeout = Some(ANSWER);
         let namespace = cluster.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        Ok(Self { client: Client::try_from(config).map_err(ClusterError::Client)?, namespace })
+        let server = config.cluster_url.to_string();
+        Ok(Self { client: Client::try_from(config).map_err(ClusterError::Client)?, namespace, server })
     }
 }
 

@@ -13,6 +13,8 @@ mod rollout;
 mod status;
 mod owner;
 mod plan;
+mod version;
+mod check;
 mod completion;
 
 use std::ffi::{OsStr, OsString};
@@ -27,7 +29,7 @@ use ctrlmesh_runtime::telemetry::{self, LogFormat};
 /// The file name under which `kubectl` finds the program as its plugin.
 const PLUGIN: &str = "kubectl-ctrlmesh";
 
-/// Runs any operator through a shard, checks ShardingConfigs, shows how they stand, and follows canary upgrades
+/// Runs any operator through a shard, checks clusters and ShardingConfigs, and follows canary upgrades
 #[derive(Debug, Parser)]
 #[command(name = "ctrlmesh", version)]
 struct Arguments {
@@ -52,6 +54,10 @@ enum Command {
     Owner(owner::Arguments),
     /// Show what applying roots would move: slots, objects by live count, and pods. Applies nothing
     Plan(plan::Arguments),
+    /// Check a cluster before and after installation. Exits with 2 if a check failed, with 1 if none could be made
+    Check(check::Arguments),
+    /// Show the versions of this program, and of the managers and proxies of a cluster
+    Version(version::Arguments),
     /// Show canary upgrades of operators, and go on with one or end one
     Rollout(rollout::Arguments),
     /// Print how the API server classifies each `METHOD TARGET` line on standard input, as one JSON object a line
@@ -85,6 +91,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Status(arguments) => status::run(&arguments)?,
         Command::Owner(arguments) => owner::run(&arguments)?,
         Command::Plan(arguments) => return Ok(plan::run(&arguments)?),
+        Command::Check(arguments) => return Ok(check::run(&arguments)?),
+        Command::Version(arguments) => version::run(&arguments)?,
         Command::Rollout(arguments) => rollout::run(arguments)?,
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
         Command::Completion(arguments) => completion::run(&arguments, visible())?,

@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), OwnerError> {
 }
 
 async fn find(arguments: &Arguments) -> Result<Owners, OwnerError> {
-    let Connection { client, namespace } = Connection::of(&arguments.cluster).await?;
+    let Connection { client, namespace, .. } = Connection::of(&arguments.cluster).await?;
     let word = &arguments.resource;
     let found = resource::find(&client, word).await.map_err(OwnerError::Discovery)?;
     let Meanings { first: resource, others } =

@@ -115,7 +115,7 @@ fn screen(root: &ShardingConfig) -> String {
 
 impl Roots {
     async fn open(cluster: &ClusterArgs) -> Result<Self, RolloutError> {
-        let Connection { client, namespace } = Connection::of(cluster).await?;
+        let Connection { client, namespace, .. } = Connection::of(cluster).await?;
         Ok(Self { api: Api::namespaced(client, &namespace), namespace })
     }
 

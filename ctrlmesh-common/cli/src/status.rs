@@ -4,7 +4,7 @@
 
 mod args;
 pub(crate) mod shards;
-mod overview;
+pub(crate) mod overview;
 mod render;
 
 use std::io::{IsTerminal as _, Write as _, stderr, stdout};
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), StatusError> {
 }
 
 async fn show(arguments: &Arguments) -> Result<(), StatusError> {
-    let Connection { client, namespace } = Connection::of(&arguments.cluster).await?;
+    let Connection { client, namespace, .. } = Connection::of(&arguments.cluster).await?;
     let place = Place { namespace: (!arguments.all_namespaces).then_some(namespace) };
     let format = arguments.output.and_then(Output::format);
     let is_screen = arguments.watch && stdout().is_terminal() && format.is_none();

@@ -85,6 +85,11 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// As `1 pod`, `2 pods`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
 /// A message in one line.
 pub(crate) fn line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")

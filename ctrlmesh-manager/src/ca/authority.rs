@@ -311,11 +311,15 @@ impl Authority {
     }
 }
 
+/// `notBefore` and `notAfter`. `None` where the certificate cannot be read.
+pub fn validity_of(certificate: &CertificateDer<'_>) -> Option<(SystemTime, SystemTime)> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    Some(validity(&parsed))
+}
+
 /// `None` where the certificate cannot be read.
 pub fn end_of(pem: &[u8]) -> Option<SystemTime> {
-    let certificate = CertificateDer::from_pem_slice(pem).ok()?;
-    let (_, parsed) = X509Certificate::from_der(&certificate).ok()?;
-    Some(validity(&parsed).1)
+    Some(validity_of(&CertificateDer::from_pem_slice(pem).ok()?)?.1)
 }
 
 /// Whether `pem` is an authority that [`Authority::generate`] made with this common name, with constraints.

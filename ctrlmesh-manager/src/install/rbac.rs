@@ -22,7 +22,7 @@ pub const LABELS: &str = "ctrlmesh-manager-labels";
 const ROLLOUTS: &str = "ctrlmesh-manager-rollouts";
 
 /// Name of the webhook configurations in `deploy/`.
-const WEBHOOKS: &str = "ctrlmesh";
+pub const WEBHOOKS: &str = "ctrlmesh";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {

@@ -26,9 +26,9 @@ const DISABLED: &str = "Disabled";
 /// How a root stands, or a shard by hand.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Overview {
-    pub(super) namespace: String,
-    pub(super) name: String,
+pub(crate) struct Overview {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     /// If not, it is a shard by hand, and the only one of `shards`.
     pub(super) is_root: bool,
     /// As `KIND NAME`. Absent: a shard by hand selects pods by their labels.
@@ -37,7 +37,7 @@ pub(super) struct Overview {
     /// Absent: its proxies were told nothing yet, or the root is switched off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) epoch: Option<i64>,
-    pub(super) shards: Vec<ShardOverview>,
+    pub(crate) shards: Vec<ShardOverview>,
     /// Whether it is switched off. Then its shards stand alone, and its table does not count.
     pub(super) disabled: bool,
     /// Slots that belong to nobody now.
@@ -45,7 +45,7 @@ pub(super) struct Overview {
     /// Namespaces that belong to nobody now, whatever their slot.
     pub(super) unowned_namespaces: Vec<String>,
     /// What is not as it should be.
-    pub(super) problems: Vec<Problem>,
+    pub(crate) problems: Vec<Problem>,
     /// The revision on trial and its phase. Absent: none is tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trial: Option<TrialOverview>,
@@ -56,13 +56,13 @@ pub(super) struct Overview {
 /// A condition that is not as it should be.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     /// Of the root, or of a shard.
-    pub(super) of: String,
-    pub(super) condition: String,
-    pub(super) reason: String,
-    pub(super) message: String,
-    pub(super) since: Timestamp,
+    pub(crate) of: String,
+    pub(crate) condition: String,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    pub(crate) since: Timestamp,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -83,7 +83,7 @@ pub(super) struct OpenBreaker {
 }
 
 /// How each root among `configs` stands, and each shard that no root has made.
-pub(super) fn overviews(configs: &[ShardingConfig], breakers: &[CircuitBreaker]) -> Vec<Overview> {
+pub(crate) fn overviews(configs: &[ShardingConfig], breakers: &[CircuitBreaker]) -> Vec<Overview> {
     let mut roots: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for root in configs.iter().filter(|config| config.spec.root.is_some()) {
         roots.entry(root.namespace()).or_default().push(root);

@@ -18,7 +18,7 @@ const EVERY_RESOURCE: &str = "*";
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ShardOverview {
+pub(crate) struct ShardOverview {
     pub(super) name: String,
     /// By the table of its root. Empty where it stands alone, too.
     pub(super) slots: Vec<Slot>,
@@ -27,7 +27,7 @@ pub(super) struct ShardOverview {
     /// Of a shard that stands alone. Absent: its root divides.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) limits: Vec<LimitOverview>,
-    pub(super) pods: Vec<PodOverview>,
+    pub(crate) pods: Vec<PodOverview>,
     /// Whether nothing is to be done for it.
     #[serde(skip)]
     pub(super) idle: bool,

@@ -4,6 +4,7 @@
 
 #[path = "../harness/mod.rs"]
 mod harness;
+mod check;
 mod manifests;
 mod owner;
 mod rollout;

@@ -1,0 +1,168 @@
+//! Checks that each node that should have a node proxy has one that is ready, and says why others have none.
+
+use std::collections::BTreeSet;
+
+use ctrlmesh_manager::install::rbac;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+
+use super::super::finding::{Finding, Group};
+use super::super::pages;
+use super::super::pods::{is_ready, why_not_ready};
+use super::super::snapshot::{Installed, Snapshot};
+use super::nodes::is_linux;
+
+/// Nodes that are named one by one.
+const SHOWN: usize = 10;
+
+const CHECK: &str = "node proxy";
+
+/// The nodes that have a node proxy that is ready.
+pub(super) fn served(installed: &Installed) -> BTreeSet<String> {
+    let pods = installed.node_proxies.iter().flatten().filter(|pod| is_ready(pod));
+    pods.filter_map(node_of).map(str::to_owned).collect()
+}
+
+pub(super) fn check(snapshot: &Snapshot, installed: &Installed) -> Vec<Finding> {
+    let of_set = |set: &Option<DaemonSet>| {
+        let Some(set) = set else {
+            let found = format!("there is no DaemonSet ctrlmesh-node in namespace {}", rbac::NAMESPACE);
+            let advice = format!("install ctrlmesh, `kubectl apply -k deploy/`: {}", pages::INSTALL);
+            return vec![Group::Nodes.failed(CHECK, found, advice)];
+        };
+        match (&snapshot.nodes, &installed.node_proxies) {
+            (Ok(nodes), Ok(pods)) => by_node(set, nodes, pods),
+            _ => vec![by_number(set)],
+        }
+    };
+    Group::Nodes.of(CHECK, &installed.daemon_set, of_set)
+}
+
+fn by_node(set: &DaemonSet, nodes: &[Node], pods: &[Pod]) -> Vec<Finding> {
+    let wanted: Vec<&Node> = nodes.iter().filter(|node| is_wanted(set, node)).collect();
+    let of_node = |node: &Node| -> Vec<&Pod> {
+        pods.iter().filter(|pod| node_of(pod) == node.metadata.name.as_deref()).collect()
+    };
+    let lacking: Vec<&&Node> = wanted.iter().filter(|node| !of_node(node).into_iter().any(is_ready)).collect();
+    if lacking.is_empty() {
+        let found = format!("{} of {} Linux nodes have one that is ready", wanted.len(), wanted.len());
+        return vec![Group::Nodes.ok(CHECK, found)];
+    }
+    let mut findings: Vec<Finding> = lacking.iter().take(SHOWN).map(|node| lacks(node, &of_node(node))).collect();
+    if lacking.len() > SHOWN {
+        let found = format!("{} of {} nodes lack one", lacking.len(), wanted.len());
+        let advice = format!("look at all: `kubectl -n {} get pods -o wide`", rbac::NAMESPACE);
+        findings.push(Group::Nodes.failed(CHECK, found, advice));
+    }
+    findings
+}
+
+fn lacks(node: &Node, pods: &[&Pod]) -> Finding {
+    let name = node.name_any();
+    if !is_node_ready(node) {
+        let advice = format!("look at the node first: `kubectl describe node {name}`");
+        return Group::Nodes.warning(CHECK, format!("{name} is not ready itself"), advice);
+    }
+    let Some(pod) = pods.first() else {
+        let advice =
+            format!("see what stands in the way: `kubectl -n {} describe daemonset ctrlmesh-node`", rbac::NAMESPACE);
+        return Group::Nodes.failed(CHECK, format!("{name} has no pod of DaemonSet ctrlmesh-node"), advice);
+    };
+    let found = format!("{name}: pod {} is not ready: {}", pod.name_any(), why_not_ready(pod));
+    let advice = format!(
+        "look at its log, `kubectl -n {} logs {}`, and find the message: {}",
+        rbac::NAMESPACE,
+        pod.name_any(),
+        pages::TROUBLESHOOTING
+    );
+    Group::Nodes.failed(CHECK, found, advice)
+}
+
+/// Where nodes or pods cannot be listed.
+fn by_number(set: &DaemonSet) -> Finding {
+    let status = set.status.clone().unwrap_or_default();
+    let found = format!("{} of {} are ready", status.number_ready, status.desired_number_scheduled);
+    if status.number_ready >= status.desired_number_scheduled {
+        return Group::Nodes.ok(CHECK, found);
+    }
+    let advice = format!("see which nodes lack one: `kubectl -n {} get pods -o wide`", rbac::NAMESPACE);
+    Group::Nodes.failed(CHECK, found, advice)
+}
+
+/// Whether the DaemonSet has a pod for the node. It tolerates every taint.
+fn is_wanted(set: &DaemonSet, node: &Node) -> bool {
+    let selector = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()?.node_selector.as_ref());
+    let is_selected = selector.into_iter().flatten().all(|(key, value)| node.labels().get(key) == Some(value));
+    is_linux(node) && is_selected
+}
+
+fn is_node_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::finding::State;
+    use super::super::super::snapshot::samples;
+    use super::*;
+    use crate::cluster::answer::Unanswered;
+
+    fn pod(node: &str, state: serde_json::Value) -> Pod {
+        let container = json!({"name": "proxy", "image": "p", "imageID": "", "ready": false, "restartCount": 3,
+            "state": state, "lastState": {"terminated": {"exitCode": 1, "message": "the kernel (5.10) is too old"}}});
+        serde_json::from_value(json!({"metadata": {"name": "ctrlmesh-node-x"}, "spec": {"nodeName": node,
+            "containers": []}, "status": {"containerStatuses": [container]}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn every_linux_node_with_a_ready_proxy_is_good() {
+        let (snapshot, installed) = (samples::snapshot(), samples::installed());
+        let findings = check(&snapshot, &installed);
+        assert_eq!(findings, [Group::Nodes.ok(CHECK, "1 of 1 Linux nodes have one that is ready")]);
+        assert_eq!(served(&installed), ["node-1".to_owned()].into());
+    }
+
+    #[test]
+    fn a_node_without_one_is_named_with_the_reason() {
+        let (snapshot, mut installed) = (samples::snapshot(), samples::installed());
+        let waiting = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}});
+        installed.node_proxies = Ok(vec![pod("node-1", waiting)]);
+        let findings = check(&snapshot, &installed);
+        assert_eq!(findings[0].state, State::Failed);
+        let expected = "node-1: pod ctrlmesh-node-x is not ready: container proxy: CrashLoopBackOff; it ended before: \
+            the kernel (5.10) is too old";
+        assert_eq!(findings[0].message, expected);
+        installed.node_proxies = Ok(Vec::new());
+        assert!(check(&snapshot, &installed)[0].message.ends_with("has no pod of DaemonSet ctrlmesh-node"));
+        installed.daemon_set = Ok(None);
+        assert_eq!(check(&snapshot, &installed)[0].state, State::Failed);
+    }
+
+    #[test]
+    fn a_node_that_is_away_is_warned_of() {
+        let (mut snapshot, mut installed) = (samples::snapshot(), samples::installed());
+        installed.node_proxies = Ok(Vec::new());
+        let nodes = snapshot.nodes.as_mut().unwrap();
+        nodes[0].status.as_mut().unwrap().conditions = None;
+        assert_eq!(check(&snapshot, &installed)[0].state, State::Warning);
+    }
+
+    #[test]
+    fn without_the_right_to_list_nodes_the_numbers_count() {
+        let (mut snapshot, mut installed) = (samples::snapshot(), samples::installed());
+        let forbidden = Unanswered::Forbidden { right: "list nodes in all namespaces".to_owned() };
+        snapshot.nodes = Err(forbidden.clone());
+        assert_eq!(check(&snapshot, &installed), [Group::Nodes.ok(CHECK, "1 of 1 are ready")]);
+        installed.daemon_set = Err(forbidden);
+        assert_eq!(check(&snapshot, &installed)[0].state, State::Skipped);
+    }
+}

@@ -1,0 +1,150 @@
+//! Checks that the API server can ask the managers, and that they answer.
+
+use std::fmt::Display;
+
+use ctrlmesh_common::names::annotation;
+use ctrlmesh_manager::install::rbac;
+use ctrlmesh_manager::labels::POLICY;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt as _;
+
+use super::super::dry_run::DryRun;
+use super::super::expected::EXEMPT;
+use super::super::finding::{Finding, Group};
+use super::super::pages;
+use super::super::snapshot::{Installed, Webhooks};
+use crate::text::{counted, cut, line};
+
+/// The webhooks in `deploy/`.
+const VALIDATE: &str = "validate.ctrlmesh.kusionstack.io";
+
+/// Of what the API server says, in characters.
+const MESSAGE_WIDTH: usize = 300;
+
+pub(super) fn check(installed: &Installed) -> Vec<Finding> {
+    let webhooks = &installed.webhooks;
+    let group = Group::Webhooks;
+    let mut findings = group.of("validate", &webhooks.validating, |live| {
+        let clients = live.as_ref().map(|live| live.webhooks.iter().flatten().map(|hook| &hook.client_config));
+        vec![configuration("validate", "ValidatingWebhookConfiguration", rbac::WEBHOOKS, clients)]
+    });
+    for (check, name, answer) in
+        [("inject", rbac::WEBHOOKS, &webhooks.mutating), ("label", POLICY, &webhooks.labelling)]
+    {
+        findings.extend(group.of(check, answer, |live| {
+            let clients = live.as_ref().map(|live| live.webhooks.iter().flatten().map(|hook| &hook.client_config));
+            vec![configuration(check, "MutatingWebhookConfiguration", name, clients)]
+        }));
+    }
+    findings.extend(group.of("service", &webhooks.slices, |slices| vec![service(slices)]));
+    findings.extend(validated(webhooks));
+    findings.push(injected(webhooks));
+    findings
+}
+
+fn configuration<'a>(
+    check: &'static str,
+    kind: impl Display,
+    name: &str,
+    clients: Option<impl Iterator<Item = &'a WebhookClientConfig>>,
+) -> Finding {
+    let group = Group::Webhooks;
+    let Some(mut clients) = clients else {
+        let found = format!("there is no {kind} {name}");
+        // The leader writes it once there is a kind to label. Condition `Labelled` of a root says what lacks labels.
+        if name == POLICY {
+            return group.ok(check, format!("{found}: no kind is labelled at its admission yet"));
+        }
+        let advice = format!("install ctrlmesh, `kubectl apply -k deploy/`: {}", pages::INSTALL);
+        return group.failed(check, found, advice);
+    };
+    let has_bundle =
+        |client: &WebhookClientConfig| client.ca_bundle.as_ref().is_some_and(|ByteString(it)| !it.is_empty());
+    if clients.all(has_bundle) {
+        return group.ok(check, format!("{kind} {name} has a caBundle"));
+    }
+    let advice = "check again once a manager leads: it writes the caBundle within 30 s";
+    group.failed(check, format!("{kind} {name} has no caBundle, so the API server believes no manager"), advice)
+}
+
+fn service(slices: &[EndpointSlice]) -> Finding {
+    let group = Group::Webhooks;
+    let ready = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+    let is_ready = |endpoint: &&k8s_openapi::api::discovery::v1::Endpoint| {
+        endpoint.conditions.as_ref().and_then(|one| one.ready).unwrap_or(true)
+    };
+    match ready.filter(is_ready).count() {
+        0 => {
+            let found = "Service ctrlmesh-manager has no ready endpoint";
+            let advice = format!("see why no manager is ready: {}", pages::TROUBLESHOOTING);
+            group.failed("service", found, advice)
+        }
+        number => group.ok("service", format!("Service ctrlmesh-manager has {}", counted(number, "ready endpoint"))),
+    }
+}
+
+/// The dry runs of our own kinds.
+fn validated(webhooks: &Webhooks) -> Vec<Finding> {
+    let (group, check) = (Group::Webhooks, "validation answers");
+    let unclear = |dry_run: &DryRun| outcome(check, dry_run, &webhooks.namespace);
+    match (&webhooks.invalid, &webhooks.valid) {
+        (DryRun::Denied { webhook, .. }, DryRun::Admitted { .. }) if webhook == VALIDATE => {
+            vec![group.ok(check, "a dry run: a valid object is admitted, and an invalid one refused by the managers")]
+        }
+        (DryRun::Denied { webhook, .. }, valid) if webhook == VALIDATE => vec![unclear(valid)],
+        (DryRun::Admitted { .. }, _) => {
+            let found = "a dry run: an invalid object is admitted, so no manager is asked";
+            let advice = format!("apply `deploy/webhooks.yaml` again: {}", pages::INSTALL);
+            vec![group.failed(check, found, advice)]
+        }
+        (invalid, _) => vec![unclear(invalid)],
+    }
+}
+
+/// The dry run of an enrolled pod.
+fn injected(webhooks: &Webhooks) -> Finding {
+    let (group, check) = (Group::Webhooks, "injection answers");
+    let DryRun::Admitted { object } = &webhooks.pod else { return outcome(check, &webhooks.pod, &webhooks.namespace) };
+    if object.annotations().get(annotation::INJECTED).is_some_and(|value| value == "true") {
+        return group.ok(check, "a dry run: an enrolled pod is admitted and changed");
+    }
+    let found = "a dry run: an enrolled pod is admitted unchanged, so no manager is asked";
+    group.failed(check, found, format!("apply `deploy/webhooks.yaml` again: {}", pages::INSTALL))
+}
+
+/// What a dry run says that did not come to the managers' answer.
+fn outcome(check: &'static str, dry_run: &DryRun, namespace: &str) -> Finding {
+    let group = Group::Webhooks;
+    match dry_run {
+        DryRun::NotAsked => {
+            let found = format!("no webhook is asked about namespace {namespace}");
+            group.skipped(check, found, "name another namespace for the dry runs with `--namespace`")
+        }
+        DryRun::NotCalled { webhook, message } if webhook.ends_with("ctrlmesh.kusionstack.io") => {
+            let advice = format!(
+                "see to configurations and Service first; then let the API server reach the managers at TCP 9443: {}",
+                pages::WEBHOOK
+            );
+            group.failed(check, cut(&line(message), MESSAGE_WIDTH), advice)
+        }
+        DryRun::NotCalled { message, .. } => {
+            group.skipped(check, line(message), "another webhook is away: check again once it answers")
+        }
+        DryRun::Denied { message, .. } | DryRun::Refused { message } => {
+            let found = format!("namespace {namespace} does not take the dry run: {}", line(message));
+            group.skipped(check, found, "name another namespace for the dry runs with `--namespace`")
+        }
+        DryRun::Unanswered(why) => group.unanswered(check, why),
+        DryRun::Admitted { .. } => group.ok(check, "the dry run is admitted"),
+    }
+}
+
+/// Whether the webhooks are asked about a namespace.
+pub(in super::super) fn asks_about(namespace: &str) -> bool {
+    !EXEMPT.contains(&namespace)
+}
+
+#[cfg(test)]
+mod tests;
