@@ -1,13 +1,36 @@
 //! The steps with the example operator (controller-runtime, with a lock).
 
-use anyhow::Result;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use ctrlmesh_demo::install::ROLLED_OUT_WITHIN;
 use ctrlmesh_demo::steps::{ADDED, BAD, CANARY, END, LEAVE, MANAGER, PROXY, REFERENCE, REPLICA, ROLLOUT, SHARDS, WILD};
 use ctrlmesh_demo::work::Work;
+use ctrlmesh_testbed::Cluster;
+use xtask::images::Image;
 
 mod stage;
 
 #[test]
 fn three_shards_of_the_example_do_what_one_replica_does() -> Result<()> {
     let steps = [REFERENCE, SHARDS, CANARY, PROXY, ROLLOUT, MANAGER, REPLICA, ADDED, WILD, BAD, END, LEAVE];
-    stage::play(Work::Websites, 60, &steps)
+    let environment = stage::stage(Work::Websites, 60, &[Image::ExampleOperator], &[])?;
+    checked(&environment.cluster)?;
+    stage::play_on(&environment, &steps)
+}
+
+/// Waits until `ctrlmesh check` finds no failure in the new installation.
+fn checked(cluster: &Cluster) -> Result<()> {
+    let arguments = ["ctrlmesh", "check", "--kubeconfig"].map(OsString::from);
+    let arguments = [&arguments[..], &[cluster.kubeconfig().into()]].concat();
+    let begun = Instant::now();
+    while ctrlmesh::main(arguments.clone())? != ExitCode::SUCCESS {
+        ensure!(begun.elapsed() < ROLLED_OUT_WITHIN, "`ctrlmesh check` still finds a failure, which it printed");
+        // The leader writes the bundles of the webhooks a moment after it is ready.
+        thread::sleep(Duration::from_secs(1));
+    }
+    Ok(())
 }
