@@ -26,7 +26,9 @@ use super::fence_table::{self, EPOCH, PODS, REVOKED, SLOTS, UID};
 
 mod pod_names;
 mod resources;
+mod evaluate;
 
+pub use evaluate::{Evaluation, Exemption, PodWrite};
 use pod_names::pattern;
 
 /// What a refused probe says before the revision.
@@ -40,6 +42,15 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
 /// The ownership table.
 const TABLE: &str = "params.data";
+
+/// What a refusal says between slot, owner, pod, the pod's owner, and epoch.
+const REFUSAL: [&str; 5] = ["slot ", " belongs to ", ", and pod ", " writes for ", ", by epoch "];
+
+/// What stands for an owner that there is not.
+const NOBODY: &str = "nobody";
+
+/// What stands for the slot of an object that has none.
+const NO_SLOT: &str = "none";
 
 /// Fields of a request that may be missing.
 const NAMESPACE: &str = "request.?namespace.orValue('')";
@@ -224,14 +235,15 @@ impl Fence {
     /// What a refusal says. It is evaluated for a write that passes, too: that comes first.
     fn message(&self, revision: &str) -> String {
         let owner = self.owner();
+        let [slot, belongs, pod, writes, epoch] = REFUSAL;
         format!(
-            "{} ? '' : {} ? '{SAYS} {revision}.' + {TABLE}.{UID} + ' epoch ' + {TABLE}.{EPOCH} : {} + 'slot ' + {} \
-             + ' belongs to ' + {} + ', and pod ' + {} + ' writes for ' + {} + ', by epoch ' + {TABLE}.{EPOCH}",
+            "{} ? '' : {} ? '{SAYS} {revision}.' + {TABLE}.{UID} + ' epoch ' + {TABLE}.{EPOCH} : {} + '{slot}' + {} \
+             + '{belongs}' + {} + '{pod}' + {} + '{writes}' + {} + '{epoch}' + {TABLE}.{EPOCH}",
             self.is_owner(),
             self.is_probe(),
             format_args!("({NAMESPACE} == '' ? '' : 'namespace ' + {NAMESPACE} + ' in ')"),
-            format_args!("({0} == '{COUNT}' ? 'none' : {0})", self.slot()),
-            format_args!("({owner} == '' ? 'nobody' : {owner})"),
+            format_args!("({0} == '{COUNT}' ? '{NO_SLOT}' : {0})", self.slot()),
+            format_args!("({owner} == '' ? '{NOBODY}' : {owner})"),
             of_caller(POD_NAME),
             writers(),
         )
@@ -252,7 +264,7 @@ fn writers() -> String {
     let is_its = format!("key.startsWith('{PODS}') && {TABLE}[key].contains({})", caller_between_spaces());
     let length = PODS.len();
     format!(
-        "({TABLE}.exists(key, {is_its}) ? {TABLE}.map(key, {is_its}, key.substring({length})).join(', ') : 'nobody')"
+        "({TABLE}.exists(key, {is_its}) ? {TABLE}.map(key, {is_its}, key.substring({length})).join(', ') : '{NOBODY}')"
     )
 }
 

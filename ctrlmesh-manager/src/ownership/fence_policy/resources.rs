@@ -34,6 +34,20 @@ pub(super) fn covers(limited: &[RelatedResources], group: &str, plural: &str) ->
     })
 }
 
+/// Whether the rules of [`rules`] match a write of the resource, or of its subresource unless that is empty.
+pub(super) fn are_matched(limited: &[RelatedResources], group: &str, plural: &str, subresource: &str) -> bool {
+    let has = |all: &[String], one: &str| all.iter().any(|name| name == ALL || name == one);
+    let is_of = |one: &RelatedResources| has(&one.api_groups, group) && has(&one.resources, plural);
+    let has_wildcard = limited.iter().any(|one| one.resources.iter().any(|name| name == ALL));
+    if !limited.is_empty() && !limited.iter().any(is_of) {
+        return false;
+    }
+    let written = if subresource.is_empty() { plural.to_owned() } else { format!("{plural}/{subresource}") };
+    let is_left_out = EXEMPT.contains(&(group, written.as_str())) && !covers(limited, group, &written);
+    let leaves_out = limited.is_empty() || has_wildcard;
+    !(leaves_out && (is_left_out || VIRTUAL.contains(&group)))
+}
+
 fn is_exempt(group: &str, plural: &str) -> bool {
     EXEMPT.contains(&(group, plural)) || VIRTUAL.contains(&group)
 }

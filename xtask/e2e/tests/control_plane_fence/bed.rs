@@ -12,8 +12,9 @@ use ctrlmesh_manager::app::api_client;
 use ctrlmesh_manager::cluster::cache::Cache;
 use ctrlmesh_manager::cluster::plan;
 use ctrlmesh_manager::drain::Drain;
-use ctrlmesh_manager::ownership::FenceKeeper;
+use ctrlmesh_manager::ownership::fence_policy::{Evaluation, Fence, PodWrite};
 use ctrlmesh_manager::ownership::fence_state::{FenceState, FenceStates};
+use ctrlmesh_manager::ownership::{FenceKeeper, fence_table};
 use ctrlmesh_manager::rules::shard::Labelling;
 use ctrlmesh_testbed::ControlPlane;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -255,6 +256,27 @@ impl Bed {
         let is_other = |state: Option<&FenceState>| revision(state).is_some_and(|now| now != before);
         let state = self.state(operator, is_other).await?;
         revision(state.as_ref()).map(str::to_owned).context("no revision")
+    }
+
+    /// What the manager takes the API server to answer, where this pod writes a ConfigMap in this namespace.
+    pub(crate) async fn evaluated(&self, operator: &Operator, pod: &str, namespace: &str) -> Result<Evaluation> {
+        let root = self.roots(operator).get("op").await?;
+        let rule = root.spec.root.as_ref().context("no root")?;
+        let key = Labelling::default().hash_key;
+        let fence = Fence::of(&root, rule, [ACCOUNT.to_owned()].into(), &key, SYSTEM);
+        let place = Api::<Namespace>::all(self.client.clone()).get(namespace).await?;
+        let write = PodWrite {
+            group: "",
+            resource: "configmaps",
+            subresource: "",
+            namespace,
+            name: "a",
+            slot: place.labels().get(&key).map(String::as_str),
+            pod,
+            uid: operator.uids.get(pod).context("no such pod")?,
+            account: ACCOUNT,
+        };
+        Ok(fence.evaluate(&write, &fence_table::data(&root).context("no table")?))
     }
 
     /// Waits until this is known of the operator's fence.

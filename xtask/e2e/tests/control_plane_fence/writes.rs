@@ -1,6 +1,7 @@
 //! What a pod of the operator may write.
 
 use anyhow::Result;
+use ctrlmesh_manager::ownership::fence_policy::Evaluation;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Secret};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -48,6 +49,8 @@ async fn a_pod_writes_in_its_own_slots_and_in_no_other() -> Result<()> {
     let everything = (DeleteParams::default(), ListParams::default().fields("metadata.name!=kube-root-ca.crt"));
     let theirs = maps(&pod, &other);
     assert_eq!(refusal(make(&pod, &other).await)?, said(&other));
+    assert_eq!(bed.evaluated(&operator, "op-0", &other).await?, Evaluation::Refused(said(&other)));
+    assert_eq!(bed.evaluated(&operator, "op-0", &own).await?, Evaluation::Allowed);
     assert_eq!(refusal(theirs.patch("a", &params, &touch()).await)?, said(&other));
     let replaced = theirs.replace("a", &PostParams::default(), &theirs.get("a").await?).await;
     assert_eq!(refusal(replaced)?, said(&other));
@@ -108,12 +111,14 @@ async fn a_pinned_namespace_belongs_to_its_owner_only() -> Result<()> {
     make(&pods[0], &place).await?;
     let said = refusal(make(&pods[1], &place).await)?;
     assert!(said.contains("belongs to op-1-normal, and pod op-1 writes for op-2-normal, by epoch 2"), "{said}");
+    assert_eq!(bed.evaluated(&operator, "op-1", &place).await?, Evaluation::Refused(said));
     // Taken away, it is not its slot's either.
     let revoked = json!({"namespaces": null, "revoked": {"epoch": 3, "namespaces": {place.as_str(): "op-1-normal"}}});
     bed.write_table(&operator, 3, revoked).await?;
     bed.enforced(&operator, 3).await?;
-    for pod in &pods {
+    for (name, pod) in ["op-0", "op-1"].into_iter().zip(&pods) {
         let said = refusal(make(pod, &place).await)?;
+        assert_eq!(bed.evaluated(&operator, name, &place).await?, Evaluation::Refused(said.clone()));
         assert!(said.contains(&format!("namespace {place} in slot 8 belongs to nobody, and pod op-")), "{said}");
     }
     Ok(())
@@ -125,8 +130,9 @@ async fn what_has_no_slot_or_a_revoked_one_is_nobodys() -> Result<()> {
     let operator = bed.operator().await?;
     let pods = [bed.pod(&operator, "op-0").await?, bed.pod(&operator, "op-1").await?];
     let unlabelled = operator.place("unlabelled");
-    for pod in &pods {
+    for (name, pod) in ["op-0", "op-1"].into_iter().zip(&pods) {
         let said = refusal(make(pod, &unlabelled).await)?;
+        assert_eq!(bed.evaluated(&operator, name, &unlabelled).await?, Evaluation::Refused(said.clone()));
         assert!(said.starts_with(&format!("namespace {unlabelled} in slot none belongs to nobody")), "{said}");
     }
     let revoked = json!({"slots": {"8": null}, "revoked": {"epoch": 2, "slots": {"8": "op-2-normal"}}});
