@@ -38,7 +38,7 @@ mod writes;
 mod write_queue;
 
 use write_queue::{Outcome, WriteQueue};
-pub use writes::{EventNote, Observations, Write, writes};
+pub use writes::{EventNote, GRANTED, GrantedShare, Observations, Write, writes};
 
 pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
 

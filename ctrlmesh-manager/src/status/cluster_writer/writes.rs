@@ -22,6 +22,8 @@ mod finalizers;
 mod moves;
 mod rollouts;
 
+pub use moves::{GRANTED, GrantedShare};
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
     /// A shard of a root is missing or differs.

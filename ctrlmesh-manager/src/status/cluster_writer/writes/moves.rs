@@ -7,6 +7,10 @@ use ctrlmesh_common::slots::{Slot, SlotSet};
 
 use super::EventNote;
 
+/// Reasons of the events.
+const REVOKED: &str = "Revoked";
+pub const GRANTED: &str = "Granted";
+
 /// Most pairs of owners in one message.
 const LISTED: usize = 5;
 
@@ -24,6 +28,37 @@ pub(super) fn events(before: Option<&Ownership>, after: &Ownership) -> Vec<Event
     [revoked(before, after), granted(before, after)].into_iter().flatten().collect()
 }
 
+/// What the note of an event [`GRANTED`] has to say, to tell since when an object belongs to its owner.
+#[derive(Clone, Copy, Debug)]
+pub struct GrantedShare<'a> {
+    pub owner: &'a str,
+    pub slot: Slot,
+    /// Where the root names the object's namespace, so that the slot does not count.
+    pub namespace: Option<&'a str>,
+}
+
+impl GrantedShare<'_> {
+    /// Whether the event with this `note` gives it. A long note names only its beginning.
+    pub fn is_in(&self, note: &str) -> bool {
+        let parts = note.split_once(": ").map_or("", |(_, parts)| parts).split("; ");
+        let given = parts.filter_map(|part| part.strip_prefix("given ")?.split_once(": "));
+        let to_owner = given.filter(|(owners, _)| owners.rsplit("to ").next() == Some(self.owner));
+        to_owner.into_iter().any(|(_, batch)| self.is_in_batch(batch))
+    }
+
+    fn is_in_batch(&self, batch: &str) -> bool {
+        let (slots, namespaces) = match batch.split_once(" and namespaces ") {
+            Some(both) => both,
+            None => batch.strip_prefix("namespaces ").map_or((batch, ""), |namespaces| ("", namespaces)),
+        };
+        if let Some(namespace) = self.namespace {
+            return namespaces.split(", ").any(|name| name == namespace);
+        }
+        let mut slots = slots.strip_prefix("slots ").unwrap_or_default().split(',');
+        slots.any(|slot| slot.parse() == Ok(self.slot))
+    }
+}
+
 fn revoked(before: &Ownership, after: &Ownership) -> Option<EventNote> {
     let nothing = Revoked::default();
     let was = before.revoked.as_ref().unwrap_or(&nothing);
@@ -35,7 +70,7 @@ fn revoked(before: &Ownership, after: &Ownership) -> Option<EventNote> {
     for (namespace, former) in now.namespaces.iter().filter(|(name, _)| !was.namespaces.contains_key(*name)) {
         batches.entry(from(former)).or_default().namespaces.push(namespace.clone());
     }
-    note("Revoked", after.epoch, "taken", &batches)
+    note(REVOKED, after.epoch, "taken", &batches)
 }
 
 fn granted(before: &Ownership, after: &Ownership) -> Option<EventNote> {
@@ -51,7 +86,7 @@ fn granted(before: &Ownership, after: &Ownership) -> Option<EventNote> {
     for (namespace, owner) in after.namespaces.iter().filter(|(name, owner)| is_new(name, owner)) {
         batches.entry(format!("to {owner}")).or_default().namespaces.push(namespace.clone());
     }
-    note("Granted", after.epoch, "given", &batches)
+    note(GRANTED, after.epoch, "given", &batches)
 }
 
 fn note(reason: &str, epoch: u64, verb: &str, batches: &BTreeMap<String, Batch>) -> Option<EventNote> {
@@ -106,6 +141,27 @@ mod tests {
         assert_eq!(says(Some(&first), &second), ["Revoked epoch 2: taken from a: slots 1,2"]);
         let third = Ownership { epoch: 3, slots: owned(&[(1, "b"), (2, "b"), (3, "b")]), ..Ownership::default() };
         assert_eq!(says(Some(&second), &third), ["Granted epoch 3: given from a to b: slots 1,2"]);
+    }
+
+    #[test]
+    fn a_note_tells_what_it_gives() {
+        let owned = |slots: &[(i64, &str)]| slots.iter().map(|(at, owner)| (slot(*at), (*owner).to_owned())).collect();
+        let namespaces = [("shop".to_owned(), "a".to_owned()), ("pay".to_owned(), "a".to_owned())].into();
+        let slots = owned(&[(1, "a"), (12, "a"), (3, "b-2")]);
+        let after = Ownership { epoch: 4, slots, namespaces, ..Ownership::default() };
+        let note = &events(None, &after)[0].message;
+        let gives = |owner, number, namespace| GrantedShare { owner, slot: slot(number), namespace }.is_in(note);
+        assert!(gives("a", 1, None) && gives("a", 12, None), "{note}");
+        assert!(
+            !gives("a", 2, None) && !gives("b", 1, None) && !gives("a", 3, None) && gives("b-2", 3, None),
+            "{note}"
+        );
+        assert!(gives("a", 9, Some("shop")) && gives("a", 9, Some("pay")) && !gives("a", 1, Some("late")), "{note}");
+        let revoked = Revoked { epoch: 5, slots: owned(&[(1, "b")]), ..Revoked::default() };
+        let before = Ownership { epoch: 5, revoked: Some(revoked), ..Ownership::default() };
+        let note =
+            &events(Some(&before), &Ownership { epoch: 6, slots: owned(&[(1, "a")]), ..Ownership::default() })[0];
+        assert!(GrantedShare { owner: "a", slot: slot(1), namespace: None }.is_in(&note.message), "{}", note.message);
     }
 
     #[test]
