@@ -15,6 +15,8 @@ mod owner;
 mod plan;
 mod version;
 mod check;
+mod events;
+mod explain;
 mod completion;
 
 use std::ffi::{OsStr, OsString};
@@ -52,6 +54,10 @@ enum Command {
     Status(status::Arguments),
     /// Show which shard an object belongs to, of each root and by hand, by which rule, and the pods of that shard
     Owner(owner::Arguments),
+    /// Explain step by step to whom an object belongs, who may write it, and what becomes of a pod's request for it
+    Explain(Box<explain::Arguments>),
+    /// Show events about ctrlmesh resources, and those by which its programs report on other objects
+    Events(events::Arguments),
     /// Show what applying roots would move: slots, objects by live count, and pods. Applies nothing
     Plan(plan::Arguments),
     /// Check a cluster before and after installation. Exits with 2 if a check failed, with 1 if none could be made
@@ -90,6 +96,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Compile(compile) => return compile.run(),
         Command::Status(arguments) => status::run(&arguments)?,
         Command::Owner(arguments) => owner::run(&arguments)?,
+        Command::Explain(arguments) => explain::run(&arguments)?,
+        Command::Events(arguments) => events::run(&arguments)?,
         Command::Plan(arguments) => return Ok(plan::run(&arguments)?),
         Command::Check(arguments) => return Ok(check::run(&arguments)?),
         Command::Version(arguments) => version::run(&arguments)?,

@@ -3,10 +3,10 @@
 //! It asks the API server only, with the rights of whoever calls it.
 
 mod args;
-mod resource;
-mod object;
-mod alone;
-mod owners;
+pub(crate) mod resource;
+pub(crate) mod object;
+pub(crate) mod alone;
+pub(crate) mod owners;
 mod render;
 
 use std::io;
@@ -14,13 +14,14 @@ use std::io::{Write as _, stderr, stdout};
 
 use ctrlmesh_common::api::ShardingConfig;
 use jiff::Timestamp;
-use kube::Api;
 use kube::api::{DynamicObject, ListParams};
+use kube::core::{ApiResource, ObjectMeta};
+use kube::{Api, Client};
 
 pub(crate) use self::args::Arguments;
 use self::object::Object;
 use self::owners::Owners;
-use self::resource::Meanings;
+use self::resource::{FoundResource, Meanings};
 use crate::cluster::labelling::{LabellingError, labelling};
 use crate::cluster::{self, ClusterError, Connection};
 use crate::text::{self, Document, DocumentError};
@@ -69,33 +70,59 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), OwnerError> {
 
 async fn find(arguments: &Arguments) -> Result<Owners, OwnerError> {
     let Connection { client, namespace, .. } = Connection::of(&arguments.cluster).await?;
-    let word = &arguments.resource;
-    let found = resource::find(&client, word).await.map_err(OwnerError::Discovery)?;
-    let Meanings { first: resource, others } =
-        found.ok_or_else(|| OwnerError::NoSuchResource { word: word.clone() })?;
-    if !others.is_empty() {
-        let dot = if resource.api.group.is_empty() { "" } else { "." };
-        let (plural, group) = (&resource.api.plural, &resource.api.group);
-        writeln!(
-            stderr(),
-            "Warning: {word:?} is taken as {plural}{dot}{group}; it could also be {}",
-            others.join(", ")
-        )?;
-    }
+    let resource = resource(&client, &arguments.resource).await?;
     let namespace = resource.namespaced.then_some(namespace);
-    let (plural, name) = (resource.api.plural.clone(), arguments.name.clone());
-    let objects: Api<DynamicObject> = match &namespace {
+    let (name, metadata) =
+        (arguments.name.clone(), metadata(&client, &resource, namespace.as_deref(), &arguments.name));
+    let labels = metadata.await?.labels.unwrap_or_default();
+    let ApiResource { group, plural, .. } = resource.api;
+    let object = Object { group, resource: plural, namespace, name, labels };
+    Ok(owners::owners(object, &configs(&client).await?, &labelling(&client).await?))
+}
+
+/// The resource that `word` means. Warns where it may mean others.
+///
+/// # Errors
+/// The API server does not say what it has, or has no such resource.
+pub(crate) async fn resource(client: &Client, word: &str) -> Result<FoundResource, OwnerError> {
+    let found = resource::find(client, word).await.map_err(OwnerError::Discovery)?;
+    let Meanings { first, others } = found.ok_or_else(|| OwnerError::NoSuchResource { word: word.to_owned() })?;
+    if !others.is_empty() {
+        let dot = if first.api.group.is_empty() { "" } else { "." };
+        let (plural, group) = (&first.api.plural, &first.api.group);
+        let others = others.join(", ");
+        writeln!(stderr(), "Warning: {word:?} is taken as {plural}{dot}{group}; it could also be {others}")?;
+    }
+    Ok(first)
+}
+
+/// The metadata of an object. `namespace` is that of an object which is in one.
+///
+/// # Errors
+/// It cannot be read, or is not there.
+pub(crate) async fn metadata(
+    client: &Client,
+    resource: &FoundResource,
+    namespace: Option<&str>,
+    name: &str,
+) -> Result<ObjectMeta, OwnerError> {
+    let objects: Api<DynamicObject> = match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource.api),
         None => Api::all_with(client.clone(), &resource.api),
     };
-    let read = objects.get_metadata_opt(&name).await;
-    let read = read.map_err(|source| OwnerError::Object { resource: plural.clone(), name: name.clone(), source })?;
-    let Some(object) = read else {
-        return Err(OwnerError::NoSuchObject { resource: plural, name, namespace });
-    };
-    let labels = object.metadata.labels.unwrap_or_default();
-    let object = Object { group: resource.api.group, resource: plural, namespace, name, labels };
+    let (plural, name) = (resource.api.plural.clone(), name.to_owned());
+    match objects.get_metadata_opt(&name).await {
+        Ok(Some(object)) => Ok(object.metadata),
+        Ok(None) => Err(OwnerError::NoSuchObject { resource: plural, name, namespace: namespace.map(str::to_owned) }),
+        Err(source) => Err(OwnerError::Object { resource: plural, name, source }),
+    }
+}
+
+/// The ShardingConfigs of all namespaces.
+///
+/// # Errors
+/// They cannot be read.
+pub(crate) async fn configs(client: &Client) -> Result<Vec<ShardingConfig>, OwnerError> {
     let configs: Api<ShardingConfig> = Api::all(client.clone());
-    let configs = configs.list(&ListParams::default()).await.map_err(OwnerError::Roots)?.items;
-    Ok(owners::owners(object, &configs, &labelling(&client).await?))
+    Ok(configs.list(&ListParams::default()).await.map_err(OwnerError::Roots)?.items)
 }

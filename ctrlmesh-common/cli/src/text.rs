@@ -15,6 +15,25 @@ pub(crate) enum Format {
     Yaml,
 }
 
+/// A table for people, or a document for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    Table,
+    Json,
+    Yaml,
+}
+
+impl Output {
+    /// `None` where it is for people.
+    pub(crate) fn format(self) -> Option<Format> {
+        match self {
+            Self::Table => None,
+            Self::Json => Some(Format::Json),
+            Self::Yaml => Some(Format::Yaml),
+        }
+    }
+}
+
 /// Group and version of the documents that commands print for programs. A field is removed or changes its meaning only
 /// in another version.
 const API_VERSION: &str = "cli.ctrlmesh.kusionstack.io/v1alpha1";

@@ -22,8 +22,16 @@ pub(crate) enum LabellingError {
 /// # Errors
 /// The API server does not say, or this version does not know what it says.
 pub(crate) async fn labelling(client: &Client) -> Result<Labelling, LabellingError> {
+    Ok(scheme(client).await?.in_force)
+}
+
+/// Those in force, and those on their way. The default ones are in force where no manager has said.
+///
+/// # Errors
+/// As above.
+pub(crate) async fn scheme(client: &Client) -> Result<Scheme, LabellingError> {
     let states: Api<ManagerState> = Api::all(client.clone());
     let state = states.get_opt(MANAGER_STATE).await.map_err(LabellingError::ManagerState)?;
     let labels = state.and_then(|state| state.status?.labels);
-    Ok(labels.map(|labels| Scheme::read(&labels)).transpose()?.map(|scheme| scheme.in_force).unwrap_or_default())
+    Ok(labels.map(|labels| Scheme::read(&labels)).transpose()?.unwrap_or_default())
 }

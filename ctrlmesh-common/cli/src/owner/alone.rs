@@ -15,23 +15,23 @@ use crate::status::shards::{LimitOverview, PodOverview, pods};
 /// What one shard says of an object whose resource it limits.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct LoneShard {
-    pub(super) namespace: String,
-    pub(super) name: String,
+pub(crate) struct LoneShard {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     /// The root that made it, and is switched off. Absent: it is a shard by hand.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) root: Option<String>,
+    pub(crate) root: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) epoch: Option<i64>,
+    pub(crate) epoch: Option<i64>,
     /// Whether every limit on the resource selects the object by its labels.
-    pub(super) selected: bool,
+    pub(crate) selected: bool,
     /// The limits on the resource.
-    pub(super) limits: Vec<LimitOverview>,
-    pub(super) pods: Vec<PodOverview>,
+    pub(crate) limits: Vec<LimitOverview>,
+    pub(crate) pods: Vec<PodOverview>,
 }
 
 /// The shards among `configs` that stand alone, and limit the resource of the object.
-pub(super) fn shards(object: &Object, configs: &[ShardingConfig]) -> Vec<LoneShard> {
+pub(crate) fn shards(object: &Object, configs: &[ShardingConfig]) -> Vec<LoneShard> {
     let roots: Vec<&ShardingConfig> = configs.iter().filter(|config| config.spec.root.is_some()).collect();
     let of = |shard: &ShardingConfig| {
         let root = roots.iter().find(|root| is_made_by(root, shard));

@@ -7,21 +7,21 @@ use crate::cluster::NAMESPACES;
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Object {
-    pub(super) group: String,
+pub(crate) struct Object {
+    pub(crate) group: String,
     /// Plural.
-    pub(super) resource: String,
+    pub(crate) resource: String,
     /// Absent for one of cluster scope.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) namespace: Option<String>,
-    pub(super) name: String,
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: String,
     #[serde(skip)]
-    pub(super) labels: Labels,
+    pub(crate) labels: Labels,
 }
 
 impl Object {
     /// The namespace that counts for it. A namespace is in itself.
-    pub(super) fn counted_namespace(&self) -> Option<&str> {
+    pub(crate) fn counted_namespace(&self) -> Option<&str> {
         let is_namespace = (self.group.as_str(), self.resource.as_str()) == NAMESPACES;
         if is_namespace { Some(&self.name) } else { self.namespace.as_deref() }
     }

@@ -21,44 +21,44 @@ use crate::text::workload;
 /// What is known of an object's owners.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Owners {
+pub(crate) struct Owners {
     #[serde(flatten)]
-    pub(super) object: Object,
-    pub(super) slot: Slot,
+    pub(crate) object: Object,
+    pub(crate) slot: Slot,
     /// Labels of the mesh that the object lacks, as `KEY=VALUE`: no shard sees it before it has them.
-    pub(super) missing_labels: Vec<String>,
+    pub(crate) missing_labels: Vec<String>,
     /// The roots that divide its resource.
-    pub(super) roots: Vec<RootOwner>,
+    pub(crate) roots: Vec<RootOwner>,
     /// The shards that stand alone, and limit its resource.
-    pub(super) shards: Vec<LoneShard>,
+    pub(crate) shards: Vec<LoneShard>,
 }
 
 /// What one root says of an object.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct RootOwner {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) workload: String,
+pub(crate) struct RootOwner {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) workload: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) epoch: Option<i64>,
+    pub(crate) epoch: Option<i64>,
     /// Whether the root's selector has the object. If not, none of its shards sees it.
-    pub(super) selected: bool,
+    pub(crate) selected: bool,
     /// Whether the root has writes refused to pods that do not own the object's slot.
-    pub(super) fenced: bool,
+    pub(crate) fenced: bool,
     /// Absent: nobody owns it now. `unsharded`: the workload's pods that are not enrolled.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) shard: Option<String>,
+    pub(crate) shard: Option<String>,
     /// The shard that it is being taken from. Absent: it is not moving.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) taken_from: Option<String>,
-    pub(super) rule: Rule,
-    pub(super) pods: Vec<PodOverview>,
+    pub(crate) taken_from: Option<String>,
+    pub(crate) rule: Rule,
+    pub(crate) pods: Vec<PodOverview>,
 }
 
 /// By what an object belongs to its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) enum Rule {
+pub(crate) enum Rule {
     /// The root pins its namespace.
     Namespace,
     /// By its slot.
@@ -70,7 +70,7 @@ pub(super) enum Rule {
 }
 
 /// The owners of an object, by the `labelling` in force.
-pub(super) fn owners(object: Object, configs: &[ShardingConfig], labelling: &Labelling) -> Owners {
+pub(crate) fn owners(object: Object, configs: &[ShardingConfig], labelling: &Labelling) -> Owners {
     let namespace = object.counted_namespace();
     let (slot, wanted) = match namespace {
         Some(namespace) => (labelling.hash.slot(namespace), labelling.of_namespace(namespace)),

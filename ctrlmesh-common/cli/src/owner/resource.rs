@@ -9,24 +9,24 @@ use crate::cluster;
 
 /// A resource that the API server has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FoundResource {
-    pub(super) api: ApiResource,
-    pub(super) namespaced: bool,
+pub(crate) struct FoundResource {
+    pub(crate) api: ApiResource,
+    pub(crate) namespaced: bool,
 }
 
 /// The resources that a word may mean. The first one is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Meanings {
-    pub(super) first: FoundResource,
+pub(crate) struct Meanings {
+    pub(crate) first: FoundResource,
     /// Of other groups, as `PLURAL.GROUP`. The user may mean one of them.
-    pub(super) others: Vec<String>,
+    pub(crate) others: Vec<String>,
 }
 
 /// What `word` may mean, in the order in which the API server lists its groups; `None`: there is no such resource.
 ///
 /// # Errors
 /// The API server does not say what it has.
-pub(super) async fn find(client: &Client, word: &str) -> Result<Option<Meanings>, Error> {
+pub(crate) async fn find(client: &Client, word: &str) -> Result<Option<Meanings>, Error> {
     Ok(meanings(&cluster::groups(client).await?, word))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Pure.
 
-use ctrlmesh_common::api::{Limit, PodStatus, RelatedResources, ShardingConfig};
+use ctrlmesh_common::api::{LabelSelector, Limit, PodStatus, RelatedResources, ResourceSelector, ShardingConfig};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::slots::Slot;
@@ -83,8 +83,18 @@ impl ShardOverview {
 
 impl LimitOverview {
     pub(crate) fn of(limit: &Limit) -> Self {
-        let resources: Vec<String> = limit.resources().iter().flat_map(names).collect();
-        let selector = limit.objects().map(|objects| Selector::try_from(objects).map(|one| one.to_string()));
+        Self::new(limit.resources(), limit.objects())
+    }
+
+    /// What a root divides. Without a selector, that is every object of the resources.
+    pub(crate) fn of_root(divided: &ResourceSelector) -> Self {
+        let everything = LabelSelector::default();
+        Self::new(&divided.relate_resources, Some(divided.selector.as_ref().unwrap_or(&everything)))
+    }
+
+    fn new(resources: &[RelatedResources], objects: Option<&LabelSelector>) -> Self {
+        let resources: Vec<String> = resources.iter().flat_map(names).collect();
+        let selector = objects.map(|objects| Selector::try_from(objects).map(|one| one.to_string()));
         Self {
             resources: if resources.is_empty() { vec![EVERY_RESOURCE.to_owned()] } else { resources },
             selector: selector.and_then(Result::ok).unwrap_or_else(|| "not a selector".to_owned()),

@@ -16,7 +16,7 @@ pub(crate) fn tag(image: &str) -> Option<&str> {
 
 /// How two versions follow each other. `None`: one of them is not of the form `1.2.3`, and they differ.
 pub(crate) fn order(one: &str, other: &str) -> Option<Ordering> {
-    if one == other {
+    if without_v(one) == without_v(other) {
         return Some(Ordering::Equal);
     }
     match numbers(one)?.cmp(&numbers(other)?) {
@@ -28,9 +28,14 @@ pub(crate) fn order(one: &str, other: &str) -> Option<Ordering> {
 
 /// The first numbers of a version: `6.1.0-18-amd64` is 6, 1 and 0.
 pub(crate) fn numbers(version: &str) -> Option<Vec<u64>> {
-    let version = version.strip_prefix('v').unwrap_or(version);
+    let version = without_v(version);
     let end = version.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(version.len());
     version[..end].trim_end_matches('.').split('.').map(|number| number.parse().ok()).collect()
+}
+
+/// A tag may be `v1.2.3`.
+fn without_v(version: &str) -> &str {
+    version.strip_prefix('v').unwrap_or(version)
 }
 
 #[cfg(test)]
@@ -54,6 +59,7 @@ mod tests {
     fn versions_are_compared_by_their_numbers() {
         for (one, other, expected) in [
             ("0.1.0", "0.1.0", Some(Ordering::Equal)),
+            ("v0.1.0", "0.1.0", Some(Ordering::Equal)),
             ("0.9.0", "0.10.0", Some(Ordering::Less)),
             ("v1.0.0", "0.10.0", Some(Ordering::Greater)),
             ("0.1.0-rc.1", "0.1.0", None),

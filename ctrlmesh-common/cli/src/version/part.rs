@@ -58,12 +58,17 @@ pub(crate) fn parts<'a>(pods: impl IntoIterator<Item = &'a Pod>, container: &str
 
 /// The image of a pod's container with this name. `None`: it has none, or the pod has ended.
 pub(crate) fn image_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a str> {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    if matches!(phase, Some("Succeeded" | "Failed")) {
+    if has_ended(pod) {
         return None;
     }
     let named = |one: &&'a Container| one.name == container;
     containers(pod).find(named)?.image.as_deref()
+}
+
+/// Whether all containers of a pod have ended for good.
+pub(crate) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// All containers; a native sidecar is an init container.

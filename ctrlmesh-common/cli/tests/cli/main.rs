@@ -5,6 +5,8 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 mod check;
+mod events;
+mod explain;
 mod manifests;
 mod owner;
 mod rollout;

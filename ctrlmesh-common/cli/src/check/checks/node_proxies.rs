@@ -7,11 +7,12 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 
-use super::super::finding::{Finding, Group};
+use super::super::finding::{Finding, Group, State};
 use super::super::pages;
 use super::super::pods::{is_ready, why_not_ready};
 use super::super::snapshot::{Installed, Snapshot};
-use super::nodes::is_linux;
+use super::nodes::can_have_proxy;
+use crate::version::part::has_ended;
 
 /// Nodes that are named one by one.
 const SHOWN: usize = 10;
@@ -49,11 +50,17 @@ fn by_node(set: &DaemonSet, nodes: &[Node], pods: &[Pod]) -> Vec<Finding> {
         let found = format!("{} of {} Linux nodes have one that is ready", wanted.len(), wanted.len());
         return vec![Group::Nodes.ok(CHECK, found)];
     }
-    let mut findings: Vec<Finding> = lacking.iter().take(SHOWN).map(|node| lacks(node, &of_node(node))).collect();
-    if lacking.len() > SHOWN {
+    let mut findings: Vec<Finding> = lacking.iter().map(|node| lacks(node, &of_node(node))).collect();
+    // What fails comes first, so that no node which is only away hides it.
+    findings.sort_by_key(|finding| finding.state != State::Failed);
+    if findings.len() > SHOWN {
+        let is_failed = findings[SHOWN].state == State::Failed;
+        findings.truncate(SHOWN);
         let found = format!("{} of {} nodes lack one", lacking.len(), wanted.len());
         let advice = format!("look at all: `kubectl -n {} get pods -o wide`", rbac::NAMESPACE);
-        findings.push(Group::Nodes.failed(CHECK, found, advice));
+        let group = Group::Nodes;
+        let all = if is_failed { group.failed(CHECK, found, advice) } else { group.warning(CHECK, found, advice) };
+        findings.push(all);
     }
     findings
 }
@@ -64,7 +71,12 @@ fn lacks(node: &Node, pods: &[&Pod]) -> Finding {
         let advice = format!("look at the node first: `kubectl describe node {name}`");
         return Group::Nodes.warning(CHECK, format!("{name} is not ready itself"), advice);
     }
-    let Some(pod) = pods.first() else {
+    // During an update there are two, and one that was evicted may stay.
+    let newest = |pod: &&&Pod| {
+        let is_there = pod.metadata.deletion_timestamp.is_none() && !has_ended(pod);
+        (is_there, pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+    };
+    let Some(pod) = pods.iter().max_by_key(newest) else {
         let advice =
             format!("see what stands in the way: `kubectl -n {} describe daemonset ctrlmesh-node`", rbac::NAMESPACE);
         return Group::Nodes.failed(CHECK, format!("{name} has no pod of DaemonSet ctrlmesh-node"), advice);
@@ -94,7 +106,7 @@ fn by_number(set: &DaemonSet) -> Finding {
 fn is_wanted(set: &DaemonSet, node: &Node) -> bool {
     let selector = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()?.node_selector.as_ref());
     let is_selected = selector.into_iter().flatten().all(|(key, value)| node.labels().get(key) == Some(value));
-    is_linux(node) && is_selected
+    can_have_proxy(node) && is_selected
 }
 
 fn is_node_ready(node: &Node) -> bool {
@@ -110,7 +122,6 @@ fn node_of(pod: &Pod) -> Option<&str> {
 mod tests {
     use serde_json::json;
 
-    use super::super::super::finding::State;
     use super::super::super::snapshot::samples;
     use super::*;
     use crate::cluster::answer::Unanswered;

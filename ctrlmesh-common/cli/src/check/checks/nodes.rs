@@ -19,13 +19,13 @@ const LINUX: &str = "linux";
 /// Runtimes by which ctrlmesh was tried, or whose cgroups are known.
 const RUNTIMES: [&str; 2] = ["containerd", "cri-o"];
 
+/// Labels of nodes that are no machines: the virtual kubelet's, and those of EKS Fargate.
+const VIRTUAL: [(&str, &str); 2] = [("type", "virtual-kubelet"), ("eks.amazonaws.com/compute-type", "fargate")];
+
 /// The checks of all nodes. Those in `served` have a node proxy that is ready, so their kernels do.
 pub(super) fn check(nodes: &[Node], served: &BTreeSet<String>) -> Vec<Finding> {
-    let linux: Vec<(&Node, &NodeSystemInfo)> = nodes
-        .iter()
-        .filter_map(|node| Some((node, info(node)?)))
-        .filter(|(_, it)| it.operating_system == LINUX)
-        .collect();
+    let linux: Vec<(&Node, &NodeSystemInfo)> =
+        nodes.iter().filter_map(|node| Some((node, info(node)?))).filter(|(node, _)| can_have_proxy(node)).collect();
     if linux.is_empty() {
         let found = format!("{}, and none runs Linux", counted(nodes.len(), "node"));
         let advice = format!("add nodes with Linux 6.1 or newer: {}", pages::BEFORE);
@@ -39,16 +39,17 @@ pub(super) fn info(node: &Node) -> Option<&NodeSystemInfo> {
     node.status.as_ref()?.node_info.as_ref()
 }
 
-/// Whether a node runs Linux.
-pub(super) fn is_linux(node: &Node) -> bool {
-    info(node).is_some_and(|info| info.operating_system == LINUX)
+/// Whether a node runs Linux, and is a machine.
+pub(super) fn can_have_proxy(node: &Node) -> bool {
+    let is_virtual = VIRTUAL.iter().any(|(key, value)| node.labels().get(*key).is_some_and(|one| one == value));
+    !is_virtual && info(node).is_some_and(|info| info.operating_system == LINUX)
 }
 
 fn system(all: usize, linux: usize) -> Finding {
     let found = if all == linux {
         format!("{}, all with Linux", counted(all, "node"))
     } else {
-        format!("{linux} of {all} nodes run Linux; the others have no proxy")
+        format!("{linux} of {all} nodes are machines with Linux; the others have no proxy")
     };
     Group::Nodes.ok("operating system", found)
 }
@@ -120,7 +121,7 @@ mod tests {
         let nodes = [node("node-1", "linux", "6.1.0-18-amd64", "amd64", "cri-o://1.34.0"), windows];
         let findings = check(&nodes, &BTreeSet::new());
         assert!(findings.iter().all(|one| one.state == State::Ok), "{findings:?}");
-        assert_eq!(findings[0].message, "1 of 2 nodes run Linux; the others have no proxy");
+        assert_eq!(findings[0].message, "1 of 2 nodes are machines with Linux; the others have no proxy");
         assert_eq!(findings[3].message, "cri-o://1.34.0; handlers: runc");
     }
 

@@ -19,6 +19,9 @@ const URGENT: [&str; 2] = ["Accepted", "Degraded"];
 /// Conditions of upgrades, which wait for somebody, and for as long as that takes.
 const OF_UPGRADES: [&str; 2] = ["Progressing", "RolledBack"];
 
+/// Conditions and reasons of a cluster that has no fence: the proxies fence alone, which the API server's checks say.
+const WITHOUT_FENCE: (&str, &str) = ("Fenced", "Unsupported");
+
 /// Reasons of urgent conditions by which something is under way.
 const UNDER_WAY: [&str; 2] = ["Labelling", "NotSeen"];
 
@@ -68,7 +71,8 @@ fn problems(root: &Overview, now: Timestamp) -> Option<Finding> {
 
 /// Whether a condition is more than a passing state.
 fn fails(problem: &Problem, now: Timestamp) -> bool {
-    if OF_UPGRADES.contains(&problem.condition.as_str()) {
+    let is_lasting = (problem.condition.as_str(), problem.reason.as_str()) == WITHOUT_FENCE;
+    if is_lasting || OF_UPGRADES.contains(&problem.condition.as_str()) {
         return false;
     }
     let is_urgent = URGENT.contains(&problem.condition.as_str()) && !UNDER_WAY.contains(&problem.reason.as_str());

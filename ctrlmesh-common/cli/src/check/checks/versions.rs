@@ -12,13 +12,14 @@ use super::super::pages;
 use super::super::snapshot::Installed;
 use crate::text::counted;
 use crate::version::image::{OWN, order};
-use crate::version::part::{MANAGER, NODE_PROXY, Part, SIDECAR, image_of, parts};
+use crate::version::part::{MANAGER, NODE_PROXY, Part, SIDECAR, has_ended, image_of, parts};
 
 /// Whether every manager has the version of this program.
 pub(super) fn is_own(installed: &Installed) -> bool {
     let managers = installed.managers.iter().flat_map(|pods| parts(pods, MANAGER));
     let versions: Vec<Option<String>> = managers.map(|part| part.version).collect();
-    !versions.is_empty() && versions.iter().all(|version| version.as_deref() == Some(OWN))
+    let is_own = |version: &Option<String>| version.as_deref().and_then(|one| order(OWN, one)) == Some(Ordering::Equal);
+    !versions.is_empty() && versions.iter().all(is_own)
 }
 
 pub(super) fn check(installed: &Installed) -> Vec<Finding> {
@@ -41,13 +42,12 @@ pub(super) fn check(installed: &Installed) -> Vec<Finding> {
 
 fn managers(parts: &[Part]) -> Vec<Finding> {
     let group = Group::Proxies;
-    let [part] = parts else {
-        if parts.is_empty() {
-            return Vec::new();
-        }
+    let Some(part) = parts.first() else { return Vec::new() };
+    // One version may come from several registries.
+    if parts.iter().any(|other| other.version != part.version) {
         let advice = format!("wait until the upgrade is over, or undo it: {}", pages::UPGRADE);
         return vec![group.warning("managers", format!("of several versions: {}", said(parts)), advice)];
-    };
+    }
     let Some(version) = &part.version else {
         let found = format!("{} has no version as its tag", part.image);
         return vec![group.warning("managers", found, "tag the images with their version")];
@@ -107,7 +107,9 @@ fn sidecars(pods: &[Pod], wanted: Option<&str>) -> Finding {
 fn not_admitted(pods: &[Pod]) -> Option<Finding> {
     let is_admitted = |pod: &Pod| pod.annotations().get(annotation::INJECTED).is_some_and(|value| value == "true");
     let is_exempt = |pod: &Pod| super::super::expected::EXEMPT.contains(&pod.namespace().unwrap_or_default().as_str());
-    let others: Vec<String> = pods.iter().filter(|pod| !is_admitted(pod) && !is_exempt(pod)).map(path).collect();
+    let is_here = |pod: &Pod| pod.metadata.deletion_timestamp.is_none() && !has_ended(pod);
+    let others = pods.iter().filter(|pod| is_here(pod) && !is_admitted(pod) && !is_exempt(pod));
+    let others: Vec<String> = others.map(path).collect();
     let found = format!("labelled after their admission, so nobody serves them: {}", listed(&others));
     let advice =
         format!("make these pods anew, `kubectl rollout restart` of their workloads: {}", pages::TROUBLESHOOTING);

@@ -122,6 +122,10 @@ fn outcome(check: &'static str, dry_run: &DryRun, namespace: &str) -> Finding {
             let found = format!("no webhook is asked about namespace {namespace}");
             group.skipped(check, found, "name another namespace for the dry runs with `--namespace`")
         }
+        DryRun::Denied { webhook, message } if webhook.ends_with("ctrlmesh.kusionstack.io") => {
+            let found = format!("the managers refuse a valid object: {}", cut(&line(message), MESSAGE_WIDTH));
+            group.failed(check, found, format!("look at the logs of the managers: {}", pages::WEBHOOK))
+        }
         DryRun::NotCalled { webhook, message } if webhook.ends_with("ctrlmesh.kusionstack.io") => {
             let advice = format!(
                 "see to configurations and Service first; then let the API server reach the managers at TCP 9443: {}",
