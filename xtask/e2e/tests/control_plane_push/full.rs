@@ -8,7 +8,7 @@ use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -205,6 +205,57 @@ async fn shown_by_commands(cluster: &ControlPlane) {
     }
 }
 
+/// Requires that `explain` says what becomes of a write of each object by each pod, and which selector is added to a
+/// list: a request with that selector lists what the pod's proxy lets the pod see.
+async fn explained_truly(cluster: &ControlPlane, client: &Client, clients: &[Client; 2]) {
+    let json = |team: &str, arguments: &[&str]| -> Value {
+        let arguments = [&["explain", "cm"], arguments, &["--output", "json"]].concat();
+        serde_json::from_str(&printed_in(cluster, team, &arguments)).unwrap()
+    };
+    for team in TEAMS {
+        let said = json(team, &["object"]);
+        for (pod, through) in ["op-0", "op-1"].into_iter().zip(clients) {
+            let answers = said["roots"][0]["answers"].as_array().unwrap();
+            let answer = &answers.iter().find(|one| one["pod"] == pod).unwrap()["proxy"];
+            let request = ["object", "--as-pod", pod, "--as-namespace", OPERATOR, "--verb", "patch"];
+            let request = json(team, &request);
+            assert_eq!(said["roots"][0]["fencing"]["mode"], "Proxy", "{said}");
+            let maps: Api<ConfigMap> = Api::namespaced(through.clone(), team);
+            let touched = Patch::Merge(json!({"metadata": {"annotations": {"touched": pod}}}));
+            match maps.patch("object", &PatchParams::default(), &touched).await {
+                Ok(_) => {
+                    assert_eq!(
+                        (&answer["outcome"], &request["outcome"]),
+                        (&json!("Allowed"), &json!("Passes")),
+                        "{team} {pod}"
+                    );
+                }
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    assert_eq!(
+                        (&answer["outcome"], &request["outcome"]),
+                        (&json!("Refused"), &json!("Refused")),
+                        "{team} {pod}"
+                    );
+                    assert_eq!(answer["message"], status.message.as_str(), "{team} {pod}");
+                    assert_eq!(request["answer"]["message"], status.message.as_str(), "{team} {pod}");
+                }
+                Err(error) => panic!("{team} {pod}: {error}"),
+            }
+        }
+    }
+    for (pod, through) in ["op-0", "op-1"].into_iter().zip(clients) {
+        let list = json(OPERATOR, &["--as-pod", pod, "--verb", "list", "-l", "!absent"]);
+        let selector = list["selector"].as_str().unwrap();
+        let maps = |client: &Client| Api::<ConfigMap>::all(client.clone());
+        let names = |maps: Vec<ConfigMap>| -> BTreeSet<(String, String)> {
+            maps.iter().map(|map| (map.namespace().unwrap_or_default(), map.name_any())).collect()
+        };
+        let by_hand = maps(client).list(&ListParams::default().labels(selector)).await.unwrap();
+        let by_proxy = maps(through).list(&ListParams::default()).await.unwrap();
+        assert_eq!(names(by_hand.items), names(by_proxy.items), "{pod}: {list}");
+    }
+}
+
 /// What `plan` says of the root.
 fn planned(cluster: &ControlPlane, folder: &TempDir, root: &Value) -> Value {
     let file = folder.path().join("root.json");
@@ -271,6 +322,7 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     eventually("status to say so", async || programmed(&client).await).await;
     came_true(&client, &clients, &plan).await;
     shown_by_commands(&cluster).await;
+    explained_truly(&cluster, &client, &clients).await;
 
     replica.program().kill();
     parted(&clients, |one, _| *one == canary).await;
