@@ -8,12 +8,9 @@ use std::time::Duration;
 use ctrlmesh_runtime::admin::{Admin, Probes};
 use ctrlmesh_runtime::listen::{ListenError, listen};
 use ctrlmesh_runtime::termination::Termination;
-use ctrlmesh_runtime::unix_time;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use kube::{Client, Config};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
@@ -30,7 +27,7 @@ use crate::admission::webhook::{ReviewMemory, Route, Webhook, WebhookMetrics};
 use crate::ca::cluster_ca::ClusterCa;
 use crate::ca::recovery::LeaseWatch;
 use crate::ca::serving::{self, ServingError};
-use crate::ca::store::{Authorities, AuthoritySettings, CaStore, CaStoreError};
+use crate::ca::store::{AuthoritySettings, CaStore, CaStoreError};
 use crate::ca::trust_bundle::TrustBundle;
 use crate::config::{RunArgs, SameKeysError};
 use crate::drain::Drain;
@@ -52,9 +49,11 @@ use crate::tls::{self, Presented};
 pub mod api_client;
 pub mod context;
 mod controllers;
+mod ca_expiry;
 mod connection_limits;
 
 use api_client::ReachError;
+use ca_expiry::CaExpiry;
 use context::Context;
 use controllers::ControllerMetrics;
 
@@ -92,12 +91,7 @@ struct Metrics {
     leader: Gauge,
     fences_unproved: Gauge,
     ca_write_failures: Counter,
-    ca_expiry: Family<AuthorityLabels, Gauge>,
-}
-
-#[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
-struct AuthorityLabels {
-    authority: &'static str,
+    ca_expiry: CaExpiry,
 }
 
 /// What the parts of the manager are built from.
@@ -213,7 +207,7 @@ impl Startup {
             drain: self.drain,
         };
         keep_certificates(&context, &presented, metrics.ca_write_failures);
-        context.drain.spawn_until_started(show_expiry(context.ca_store.changes(), metrics.ca_expiry));
+        context.drain.spawn_until_started(metrics.ca_expiry.follow(context.ca_store.changes()));
         relay_receipts(&context);
         context.drain.spawn_until_started(count_unproved(context.fences.subscribe(), metrics.fences_unproved));
         let refusals = metrics.refusals;
@@ -235,21 +229,6 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, write_failur
     // Node proxies run in our own namespace.
     let own = context.args.namespace.clone();
     drain.spawn_until_started(context.trust_bundle.clone().follow(leadership, namespaces, own));
-}
-
-/// Says when the authorities that sign now expire.
-async fn show_expiry(mut authorities: watch::Receiver<Arc<Authorities>>, gauges: Family<AuthorityLabels, Gauge>) {
-    loop {
-        let now = authorities.borrow_and_update().clone();
-        for (authority, rotation) in [("mesh", &now.mesh), ("manager", &now.manager)] {
-            let (_, not_after) = rotation.current.validity();
-            let seconds = i64::try_from(unix_time::millis(not_after) / 1000).unwrap_or(i64::MAX);
-            gauges.get_or_create(&AuthorityLabels { authority }).set(seconds);
-        }
-        if authorities.changed().await.is_err() {
-            return;
-        }
-    }
 }
 
 /// Counts the fences that are not proved. Where the API server has none, nothing can be.
@@ -380,13 +359,6 @@ fn identity(args: &RunArgs) -> String {
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
 }
 
-fn ca_expiry(registry: &mut Registry) -> Family<AuthorityLabels, Gauge> {
-    let family: Family<AuthorityLabels, Gauge> = Family::default();
-    let help = "When the certificate authority that signs now expires, in seconds since 1970";
-    registry.register("ca_expiry_timestamp_seconds", help, family.clone());
-    family
-}
-
 impl Metrics {
     fn new(client: &Client) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
@@ -408,7 +380,7 @@ impl Metrics {
                 "ca_write_failures",
                 "How often the certificate authorities could not be written by this replica while it led; after some it gives its Lease up",
             ),
-            ca_expiry: ca_expiry(to),
+            ca_expiry: CaExpiry::register(to),
             registry: Arc::default(),
         };
         Self { registry: Arc::new(registry), ..counted }
