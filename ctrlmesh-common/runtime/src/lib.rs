@@ -9,6 +9,7 @@ pub mod unix_time;
 pub mod jitter;
 pub mod duration;
 pub mod telemetry;
+pub mod traces;
 pub mod poll_on_wake;
 pub mod drain;
 pub mod readiness;
