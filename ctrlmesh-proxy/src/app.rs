@@ -39,6 +39,7 @@ use crate::policy::subscription;
 use crate::policy::subscription::{PodSubscription, Publications};
 use crate::policy::{History, HistoryFile, LoadError, StoreError, Validity};
 use crate::session::{Policies, ServedPod, WebhookTls};
+use crate::spans::{SpanError, Tracer};
 use crate::upstream::{Address, Target};
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::readiness::BlockReady;
@@ -63,6 +64,8 @@ pub enum AppError {
     Store(#[from] StoreError),
     #[error("serve the pods of this node")]
     Node(#[from] NodeError),
+    #[error("prepare spans")]
+    Spans(#[from] SpanError),
     #[error("set up TLS")]
     Library(#[from] rustls::Error),
     #[error(transparent)]
@@ -293,6 +296,7 @@ impl Process {
             target,
             policies,
             metrics: self.metrics.clone(),
+            tracer: Tracer::start(&self.args.spans, &self.metrics.spans, drain)?,
             drain: drain.clone(),
         };
         drain.spawn(presented.follow(drain.clone()));

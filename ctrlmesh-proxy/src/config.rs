@@ -17,6 +17,7 @@ use crate::manager_client::ManagerArgs;
 use crate::net::memory_budget::MemoryLimit;
 use crate::net::tls::issue::Source;
 use crate::policy::{PodName, PolicyArgs};
+use crate::spans::SpanArgs;
 use crate::upstream::{Address, Target};
 use ctrlmesh_intercept::{Targets, default_pins};
 use ctrlmesh_runtime::telemetry::LogFormat;
@@ -83,6 +84,9 @@ pub struct CommonArgs {
     /// Format of log lines.
     #[arg(long, env = "CTRLMESH_PROXY_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
+    /// Where spans go.
+    #[command(flatten)]
+    pub spans: SpanArgs,
 }
 
 /// What `sidecar` is told.

@@ -5,6 +5,7 @@
 
 pub mod metrics;
 pub mod net;
+pub mod spans;
 pub mod manager_client;
 pub mod policy;
 pub mod guard;

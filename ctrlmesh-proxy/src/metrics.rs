@@ -7,16 +7,19 @@ mod busy_namespaces;
 mod bounded;
 mod channel;
 mod egress;
+mod exemplar;
 mod faults;
 mod guards;
 mod histogram;
 mod reasons;
 mod pods;
+mod spans;
 mod webhook;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use opentelemetry::trace::TraceId;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -32,6 +35,7 @@ use crate::metrics::histogram::AddedTime;
 pub use crate::metrics::pods::{PodMetrics, PodPolicyLabels, PodRequests, ResourceRequests};
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
+pub use crate::metrics::spans::{DroppedSpan, SpanMetrics};
 pub use crate::metrics::webhook::{WebhookMetrics, WebhookRoute};
 
 #[derive(Debug)]
@@ -59,6 +63,7 @@ pub struct Metrics {
     pub faults: FaultMetrics,
     pub egress: EgressMetrics,
     pub webhooks: WebhookMetrics,
+    pub spans: SpanMetrics,
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
@@ -90,6 +95,11 @@ struct ReasonLabels {
 
 impl Metrics {
     pub fn new() -> Arc<Self> {
+        Self::with_exemplars(false)
+    }
+
+    /// Where `traced`, series of requests show the trace of one of them.
+    pub fn with_exemplars(traced: bool) -> Arc<Self> {
         let mut registry = Registry::with_prefix("ctrlmesh_proxy");
         let to = &mut registry;
         let metrics = Self {
@@ -119,13 +129,14 @@ impl Metrics {
             unread: gauge(to, "unread_bytes", "What waits for those who do not read, and what is held for it"),
             served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
             waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
-            added: added(to),
-            pods: PodMetrics::register(to),
+            added: added(to, traced),
+            pods: PodMetrics::register(to, traced),
             manager: ManagerMetrics::register(to),
             guards: GuardMetrics::register(to),
             faults: FaultMetrics::register(to),
             egress: EgressMetrics::register(to),
             webhooks: WebhookMetrics::register(to),
+            spans: SpanMetrics::register(to),
             registry: Arc::default(),
         };
         Arc::new(Self { registry: Arc::new(registry), ..metrics })
@@ -149,9 +160,9 @@ impl Metrics {
         self.client_errors[reason as usize].inc();
     }
 
-    /// Records the time that the proxy added to one request.
-    pub fn added(&self, time: Duration) {
-        self.added.observe(time);
+    /// Records the time that the proxy added to one request, of which `trace` is the recorded trace.
+    pub fn added(&self, time: Duration, trace: Option<TraceId>) {
+        self.added.observe(time, trace);
     }
 
     pub fn connection(&self) -> Open {
@@ -227,8 +238,8 @@ fn gauges(to: &mut Registry) -> Gauges {
     }
 }
 
-fn added(registry: &mut Registry) -> AddedTime {
-    let histogram = AddedTime::default();
+fn added(registry: &mut Registry, traced: bool) -> AddedTime {
+    let histogram = AddedTime::new(traced);
     let help = "Time from the end of a request's head to its being sent on, and the same for its response";
     registry.register_with_unit("added", help, Unit::Seconds, histogram.clone());
     histogram
@@ -280,7 +291,7 @@ mod tests {
     fn the_added_time_is_a_histogram_in_seconds() {
         let metrics = Metrics::new();
         for microseconds in [3, 100, 1_000_000] {
-            metrics.added(Duration::from_micros(microseconds));
+            metrics.added(Duration::from_micros(microseconds), None);
         }
         let page = metrics.render().unwrap();
         for line in [

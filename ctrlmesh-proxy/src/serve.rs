@@ -17,6 +17,7 @@ mod version_check;
 mod failure;
 mod admission;
 mod pending;
+mod prepare;
 mod exchange;
 mod tap;
 mod http1;
@@ -159,7 +160,11 @@ impl Server {
         let http2 = stream.protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
         let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
-        let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
+        let span = self.tracer.as_ref().map(|tracer| {
+            let ago = self.header_timeout.saturating_sub(deadline.saturating_duration_since(Instant::now()));
+            tracer.begin_connection(ago, http2, served.requests.pod(), served.policy.borrow().shard())
+        });
+        let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread, span.clone());
         let session = Rc::new(Session {
             server: self,
             upstream,
@@ -170,6 +175,7 @@ impl Server {
             gone: served.gone.clone(),
             policy: PolicyView::new(served),
             leaving,
+            span,
             resources,
         });
         Some(if http2 {

@@ -25,6 +25,7 @@ use crate::policy::subscription::Publications;
 use crate::policy::{Current, History, Validity, Writes};
 use crate::session::collect_budget::CollectBudget;
 use crate::session::policy_view::PolicyView;
+use crate::spans::{ConnectionSpan, Tracer};
 use crate::traffic::PodTraffic;
 use crate::upstream::{Dialer, Target, Upstream};
 use crate::webhook::PodWebhook;
@@ -48,6 +49,8 @@ pub struct Server {
     /// The time that the API server may take to answer.
     pub response_timeout: Duration,
     pub metrics: Arc<Metrics>,
+    /// `None` where no spans are made.
+    pub tracer: Option<Tracer>,
     pub drain: Drain,
 }
 
@@ -103,6 +106,8 @@ pub(crate) struct Session {
     pub(crate) gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     pub(crate) leaving: Rc<Notify>,
+    /// `None` where no spans are made.
+    pub(crate) span: Option<Rc<ConnectionSpan>>,
     pub(crate) resources: ConnectionResources,
 }
 

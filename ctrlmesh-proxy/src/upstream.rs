@@ -7,6 +7,7 @@
 mod http1;
 mod http2;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -34,6 +35,7 @@ use crate::net::accept;
 use crate::net::body::{Relay, UnreadBytes};
 use crate::net::tls::stream::ClientStream;
 use crate::net::tls::trust::Trust;
+use crate::spans::ConnectionSpan;
 use ctrlmesh_runtime::drain::Drain;
 
 pub use http2::UsedConnection;
@@ -73,6 +75,15 @@ pub struct Dialer {
     pub http1_only: Arc<Http1Only>,
     pub metrics: Arc<Metrics>,
     pub drain: Drain,
+}
+
+/// The API server of one client connection, and how it is reached.
+#[derive(Debug)]
+struct DialedTarget {
+    dialer: Rc<Dialer>,
+    target: Target,
+    /// Of the client's connection.
+    span: Option<Rc<ConnectionSpan>>,
 }
 
 /// The upstream connections of one client connection, in the client's protocol.
@@ -127,6 +138,14 @@ impl From<SocketAddr> for Target {
 }
 
 impl Address {
+    /// Host and port.
+    fn parts(&self) -> (Cow<'_, str>, u16) {
+        match self {
+            Self::Socket(address) => (Cow::Owned(address.ip().to_string()), address.port()),
+            Self::Host(host, port) => (Cow::Borrowed(host), *port),
+        }
+    }
+
     async fn connect(&self) -> io::Result<TcpStream> {
         match self {
             Self::Socket(address) => TcpStream::connect(address).await,
@@ -206,14 +225,34 @@ impl Dialer {
     }
 }
 
+impl DialedTarget {
+    /// Opens a connection, as [`Dialer::dial`] does.
+    async fn dial(&self, http2: bool, until: Instant, reset: &CancellationToken) -> Result<ClientStream, SendError> {
+        let dialed = self.dialer.dial(&self.target, http2, until, reset).await;
+        if let Some(span) = &self.span {
+            let (host, port) = self.target.address.parts();
+            span.reached(&host, port, &dialed);
+        }
+        dialed
+    }
+}
+
 impl Upstream {
     /// `leaving` is notified once the API server asks its client to go elsewhere; `unread` counts the bytes that wait
-    /// to be sent to the API server.
-    pub fn new(http2: bool, dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>, unread: Rc<UnreadBytes>) -> Self {
+    /// to be sent to the API server. `span` ends once that is reached.
+    pub fn new(
+        http2: bool,
+        dialer: Rc<Dialer>,
+        target: Target,
+        leaving: Rc<Notify>,
+        unread: Rc<UnreadBytes>,
+        span: Option<Rc<ConnectionSpan>>,
+    ) -> Self {
+        let dialed = DialedTarget { dialer, target, span };
         if http2 {
-            return Upstream::Http2(http2::Pool::new(dialer, target, leaving, unread));
+            return Upstream::Http2(http2::Pool::new(dialed, leaving, unread));
         }
-        Upstream::Http1(http1::Pool::new(dialer, target))
+        Upstream::Http1(http1::Pool::new(dialed))
     }
 
     /// Sends a request and returns the response once its head is there; `on_informational` gets each 1xx before that.

@@ -53,7 +53,8 @@ pub(super) struct Leave {
 
 impl Process {
     pub(super) fn new(args: CommonArgs) -> Self {
-        let (metrics, readiness, drain) = (Metrics::new(), Readiness::default(), Drain::default());
+        let metrics = Metrics::with_exemplars(args.spans.otlp_endpoint.is_some());
+        let (readiness, drain) = (Readiness::default(), Drain::default());
         Self { args, metrics, readiness, drain }
     }
 

@@ -20,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::net::accept::{AcceptedConnection, ServingThread};
 use crate::net::tls::trust::Trust;
 use crate::session::{Policies, Server, WebhookTls};
+use crate::spans::Tracer;
 use crate::upstream::{Dialer, Http1Only, Target};
 use ctrlmesh_runtime::drain::Drain;
 
@@ -38,6 +39,7 @@ pub struct Parts {
     pub target: Option<Target>,
     pub policies: Policies,
     pub metrics: Arc<Metrics>,
+    pub tracer: Option<Tracer>,
     pub drain: Drain,
 }
 
@@ -74,6 +76,8 @@ impl Parts {
             while let Some(accepted) = connections.recv().await {
                 drain.spawn_local(server.clone().serve(accepted));
             }
+            // The export of spans goes on until the last connection has released its server.
+            drop(server);
             drain.ended().await;
         });
         // A name lookup may still block, and cannot be cancelled.
@@ -99,6 +103,7 @@ impl Parts {
             header_timeout: self.args.header_timeout,
             response_timeout: self.args.response_timeout,
             metrics: self.metrics,
+            tracer: self.tracer,
             drain,
         })
     }

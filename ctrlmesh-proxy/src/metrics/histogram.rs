@@ -1,12 +1,16 @@
-//! A lock-free histogram of times, whose buckets double in width.
+//! A histogram of times, whose buckets double in width. It is lock-free where it has no exemplars.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use opentelemetry::trace::TraceId;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::{MetricType, TypedMetric};
+
+use super::exemplar::{self, TraceLabel};
 
 /// The last one is for all longer times.
 const BUCKETS: usize = 16;
@@ -19,7 +23,11 @@ pub(super) type AnswerTime = TimeHistogram<1_000_000>;
 
 /// `FIRST` is the upper end of the first bucket, in nanoseconds; each bucket is twice as wide as the one before.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TimeHistogram<const FIRST: u64>(Arc<Counts>);
+pub(super) struct TimeHistogram<const FIRST: u64> {
+    counts: Arc<Counts>,
+    /// The same with exemplars: only this type of prometheus-client makes them.
+    traced: Option<HistogramWithExemplars<TraceLabel>>,
+}
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -28,14 +36,24 @@ struct Counts {
 }
 
 impl<const FIRST: u64> TimeHistogram<FIRST> {
-    pub(super) fn observe(&self, time: Duration) {
+    /// With exemplars where `traced`.
+    pub(super) fn new(traced: bool) -> Self {
+        let ends = || (0..BUCKETS - 1).map(|at| upper_end(at, FIRST));
+        Self { counts: Arc::default(), traced: traced.then(|| HistogramWithExemplars::new(ends())) }
+    }
+
+    /// `trace` is that of the request that took the time, if it is recorded.
+    pub(super) fn observe(&self, time: Duration, trace: Option<TraceId>) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.0.buckets[bucket(nanoseconds, FIRST)].fetch_add(1, Ordering::Relaxed);
-        self.0.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        self.counts.buckets[bucket(nanoseconds, FIRST)].fetch_add(1, Ordering::Relaxed);
+        self.counts.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        if let Some(traced) = &self.traced {
+            traced.observe(time.as_secs_f64(), trace.map(exemplar::label), trace.map(|_| SystemTime::now()));
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.buckets.iter().all(|count| count.load(Ordering::Relaxed) == 0)
+        self.counts.buckets.iter().all(|count| count.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -45,10 +63,13 @@ impl<const FIRST: u64> TypedMetric for TimeHistogram<FIRST> {
 
 impl<const FIRST: u64> EncodeMetric for TimeHistogram<FIRST> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let counts = self.0.buckets.iter().map(|count| count.load(Ordering::Relaxed));
+        if let Some(traced) = &self.traced {
+            return traced.encode(encoder);
+        }
+        let counts = self.counts.buckets.iter().map(|count| count.load(Ordering::Relaxed));
         let buckets: Vec<(f64, u64)> = counts.enumerate().map(|(at, count)| (upper_end(at, FIRST), count)).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
-        let total = Duration::from_nanos(self.0.nanoseconds.load(Ordering::Relaxed));
+        let total = Duration::from_nanos(self.counts.nanoseconds.load(Ordering::Relaxed));
         encoder.encode_histogram::<NoLabelSet>(total.as_secs_f64(), count, &buckets, None)
     }
 

@@ -11,11 +11,13 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 
 use ctrlmesh_runtime::sync::{lock, read, write};
+use opentelemetry::trace::TraceId;
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::busy_namespaces::BusyNamespaces;
+use super::exemplar::LastTrace;
 use super::histogram::AnswerTime;
 use super::reasons::{OUTCOMES, VERBS};
 use super::{Outcome, Verb};
@@ -29,8 +31,12 @@ const OTHER: &str = "other";
 const MAX_NAME_BYTES: usize = 253;
 
 /// The metrics of all pods, by `NAMESPACE/NAME`; empty where a proxy does not know its pod.
-#[derive(Clone, Debug, Default)]
-pub struct PodMetrics(Arc<Mutex<BTreeMap<String, Pod>>>);
+#[derive(Clone, Debug)]
+pub struct PodMetrics {
+    pods: Arc<Mutex<BTreeMap<String, Pod>>>,
+    /// Whether series have exemplars.
+    traced: bool,
+}
 
 #[derive(Debug, Default)]
 struct Pod {
@@ -49,6 +55,8 @@ pub struct PodPolicyLabels {
 /// The requests of one pod.
 #[derive(Debug)]
 pub struct PodRequests {
+    /// `NAMESPACE/NAME`, or empty.
+    pod: String,
     /// In the order of group and resource.
     resources: RwLock<Vec<Arc<ResourceRequests>>>,
     namespaces: Mutex<BusyNamespaces>,
@@ -62,25 +70,28 @@ pub struct ResourceRequests {
     group: String,
     resource: String,
     counts: [[AtomicU64; OUTCOMES.len()]; VERBS.len()],
+    /// By verb and outcome.
+    traces: Mutex<BTreeMap<(usize, usize), LastTrace>>,
     watch_events: AtomicU64,
     response_bytes: AtomicU64,
 }
 
 impl PodMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+    /// Where `traced`, series have exemplars.
+    pub(super) fn register(registry: &mut Registry, traced: bool) -> Self {
+        let metrics = Self { pods: Arc::default(), traced };
         registry.register_collector(Box::new(metrics.clone()));
         metrics
     }
 
     /// The requests of `pod`, which are shown as long as somebody holds them.
     pub fn requests(&self, pod: &str) -> Arc<PodRequests> {
-        lock(&self.0).entry(pod.to_owned()).or_default().requests()
+        lock(&self.pods).entry(pod.to_owned()).or_default().requests(pod, self.traced)
     }
 
     /// Sets what is in force for `pod`, unless it is `gone`.
     pub fn set_policy(&self, pod: &str, policy: PodPolicyLabels, gone: &CancellationToken) {
-        let mut pods = lock(&self.0);
+        let mut pods = lock(&self.pods);
         if !gone.is_cancelled() {
             pods.entry(pod.to_owned()).or_default().policy = Some(policy);
         }
@@ -88,14 +99,14 @@ impl PodMetrics {
 
     /// Removes the series of `pod`, which is gone.
     pub fn forget(&self, pod: &str) {
-        lock(&self.0).remove(pod);
+        lock(&self.pods).remove(pod);
     }
 }
 
 impl Pod {
-    fn requests(&mut self) -> Arc<PodRequests> {
+    fn requests(&mut self, pod: &str, traced: bool) -> Arc<PodRequests> {
         self.requests.upgrade().unwrap_or_else(|| {
-            let requests = Arc::default();
+            let requests = Arc::new(PodRequests::new(pod, traced));
             self.requests = Arc::downgrade(&requests);
             requests
         })
@@ -104,12 +115,22 @@ impl Pod {
 
 impl Default for PodRequests {
     fn default() -> Self {
-        let namespaces = Mutex::new(BusyNamespaces::new(Instant::now()));
-        Self { resources: RwLock::default(), namespaces, answer_times: Default::default() }
+        Self::new("", false)
     }
 }
 
 impl PodRequests {
+    fn new(pod: &str, traced: bool) -> Self {
+        let namespaces = Mutex::new(BusyNamespaces::new(Instant::now()));
+        let answer_times = VERBS.map(|_verb| AnswerTime::new(traced));
+        Self { pod: pod.to_owned(), resources: RwLock::default(), namespaces, answer_times }
+    }
+
+    /// `NAMESPACE/NAME` of the pod; empty where a proxy does not know it.
+    pub fn pod(&self) -> &str {
+        &self.pod
+    }
+
     /// The requests for a resource. Both names are empty for paths that name none.
     pub fn resource(&self, group: &str, resource: &str) -> Arc<ResourceRequests> {
         let at = |all: &[Arc<ResourceRequests>], group: &str, resource: &str| {
@@ -143,15 +164,19 @@ impl PodRequests {
         lock(&self.namespaces).count(namespace, Instant::now());
     }
 
-    /// Records how long the API server's answer to a request took, as the pod sees it.
-    pub fn answered_after(&self, verb: Verb, time: Duration) {
-        self.answer_times[verb.at()].observe(time);
+    /// Records how long the API server's answer to a request took, as the pod sees it. `trace` is recorded.
+    pub fn answered_after(&self, verb: Verb, time: Duration, trace: Option<TraceId>) {
+        self.answer_times[verb.at()].observe(time, trace);
     }
 }
 
 impl ResourceRequests {
-    pub fn ended(&self, verb: Verb, outcome: Outcome) {
+    /// Counts a request, whose `trace` is recorded.
+    pub fn ended(&self, verb: Verb, outcome: Outcome, trace: Option<TraceId>) {
         self.counts[verb.at()][outcome as usize].fetch_add(1, Ordering::Relaxed);
+        if let Some(trace) = trace {
+            lock(&self.traces).entry((verb.at(), outcome as usize)).or_default().set(trace);
+        }
     }
 
     pub fn watch_event(&self) {

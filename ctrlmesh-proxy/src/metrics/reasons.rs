@@ -62,6 +62,13 @@ pub(super) const UPSTREAM_ERRORS: [&str; 4] = ["connect", "tls", "broken", "time
 pub(super) const CLIENT_ERRORS: [&str; 7] =
     ["too_many", "slow", "tls", "no_destination", "not_tls", "protocol", "unread"];
 
+impl Outcome {
+    /// As the label `outcome` has it.
+    pub fn name(self) -> &'static str {
+        OUTCOMES[self as usize]
+    }
+}
+
 impl Verb {
     /// `verb` in lower case.
     pub fn of(verb: &str) -> Self {

@@ -75,7 +75,7 @@ impl WebhookMetrics {
 
     /// Records the time that was added to a call that a server has answered.
     pub fn added(&self, route: WebhookRoute, time: Duration) {
-        self.added.get_or_create(&RouteLabels { route: route.name() }).observe(time);
+        self.added.get_or_create(&RouteLabels { route: route.name() }).observe(time, None);
     }
 
     /// Counts a connection of which nothing can be read.

@@ -7,13 +7,11 @@ use ctrlmesh_runtime::boot_clock;
 use http::uri::PathAndQuery;
 use http::{Request, header};
 use hyper::body::Body as _;
-use tracing::debug;
 
 use crate::fault::MetFaults;
 use crate::guard::{Hold, Probe};
 use crate::net::body::Relay;
 use crate::policy::Validity;
-use crate::serve::explain;
 use crate::serve::failure::Failure;
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
@@ -75,11 +73,11 @@ impl Session {
         waiting: &mut Waiting,
     ) -> Result<Option<AdmittedRequest>, Failure> {
         let begun = self.policy.begin(info);
-        self.check_confirmed(begun.validity.as_ref(), info, target)?;
+        self.check_confirmed(begun.validity.as_ref())?;
         let plan = match self.decide(&begun.policy, request, info, target, waits).await {
             Decision::Pass => None,
             Decision::Rewrite(plan) => Some(plan),
-            Decision::Refuse(refusal) => return Err(self.refuse(info, target, refusal)),
+            Decision::Refuse(refusal) => return Err(self.refuse(refusal)),
         };
         let lock = plan.as_ref().and_then(|plan| plan.lock.as_ref());
         // Where only the body tells whether the request is for the lock, faults and guards wait for it.
@@ -100,7 +98,7 @@ impl Session {
                     waiting.refused = Some(Box::new(refused));
                     return Ok(None);
                 }
-                Err(refused) => return Err(self.refuse(info, target, Refusal::Guarded(Box::new(refused)))),
+                Err(refused) => return Err(self.refuse(Refusal::Guarded(Box::new(refused)))),
             }
         }
         Ok(Some(AdmittedRequest { begun, plan, probe, faults: waiting.faults.take() }))
@@ -136,32 +134,21 @@ impl Session {
         }
     }
 
-    pub(super) fn check_confirmed(
-        &self,
-        validity: Option<&Validity>,
-        info: &RequestInfo<'_>,
-        target: &PathAndQuery,
-    ) -> Result<(), Failure> {
+    pub(super) fn check_confirmed(&self, validity: Option<&Validity>) -> Result<(), Failure> {
         match validity {
-            Some(validity) if !validity.holds(boot_clock::now()) => {
-                Err(self.refuse(info, target, Refusal::Unconfirmed))
-            }
+            Some(validity) if !validity.holds(boot_clock::now()) => Err(self.refuse(Refusal::Unconfirmed)),
             _ => Ok(()),
         }
     }
 
-    /// Counts and logs a refusal.
-    pub(super) fn refuse(&self, info: &RequestInfo<'_>, target: &PathAndQuery, refusal: Refusal) -> Failure {
+    /// Counts a refusal. It is logged with the failure.
+    pub(super) fn refuse(&self, refusal: Refusal) -> Failure {
         self.server.metrics.refused.inc();
         match &refusal {
-            Refusal::Fenced(write) => {
-                self.server.metrics.writes_refused.inc();
-                debug!(verb = info.verb(), path = target.path(), reason = %write, "write refused");
-            }
+            Refusal::Fenced(_) => drop(self.server.metrics.writes_refused.inc()),
             Refusal::Unconfirmed => drop(self.server.metrics.writes_unconfirmed.inc()),
             _ => {}
         }
-        explain::refused(info.verb(), target.as_str(), &refusal);
         Failure::Refused(refusal)
     }
 }

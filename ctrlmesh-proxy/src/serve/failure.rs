@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::metrics::{ClientError, UpstreamError};
 use crate::serve::lock::LockedError;
 use crate::session::Session;
+use crate::spans::Decision;
 use crate::upstream::SendError;
 
 /// The request gets no answer: the proxy resets its stream, or closes its connection.
@@ -110,6 +111,27 @@ impl Session {
             }
             Failure::Upstream(_) => unavailable(failure),
         })
+    }
+}
+
+impl Failure {
+    /// What the proxy decided, where the failure tells.
+    pub(super) fn decision(&self) -> Option<Decision> {
+        match self {
+            Self::Refused(Refusal::Guarded(_)) => Some(Decision::Breaker),
+            Self::Refused(_) | Self::Late => Some(Decision::Refused),
+            Self::Injected(_) | Self::AnswerLost => Some(Decision::Fault),
+            Self::BadRequest(_)
+            | Self::Target
+            | Self::Lock(_)
+            | Self::Options(_)
+            | Self::DryRun(_)
+            | Self::Busy
+            | Self::Upstream(_)
+            | Self::Timeout { .. }
+            | Self::Cut
+            | Self::Lapsed => None,
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use ctrlmesh_request::request::RequestInfo;
 use hyper::body::{Body, Frame, SizeHint};
+use opentelemetry::trace::TraceId;
 use tokio::time::Instant;
 
 use crate::metrics::{Outcome, ResourceRequests, Verb};
@@ -34,6 +35,8 @@ pub(super) struct RequestMetrics {
     outcome: Option<Outcome>,
     /// Whether the response passed to its end.
     complete: bool,
+    /// The request's trace, where it is recorded.
+    trace: Option<TraceId>,
 }
 
 #[derive(Debug)]
@@ -153,14 +156,19 @@ impl RequestMetrics {
         if let Some(info) = named.filter(|info| !info.namespace().is_empty()) {
             session.requests.in_namespace(info.namespace());
         }
-        Self { session, verb, resource, outcome: None, complete: false }
+        Self { session, verb, resource, outcome: None, complete: false, trace: None }
+    }
+
+    /// Shows the trace of the request beside what is counted.
+    pub(super) fn set_trace(&mut self, trace: Option<TraceId>) {
+        self.trace = trace;
     }
 
     /// The API server's answer to a request that came at `start` has begun. Watches and tunnels are not timed.
     pub(super) fn answer_began(&mut self, outcome: Outcome, start: Instant, is_long_running: bool) {
         self.outcome = Some(outcome);
         if !is_long_running {
-            self.session.requests.answered_after(self.verb, start.elapsed());
+            self.session.requests.answered_after(self.verb, start.elapsed(), self.trace);
         }
     }
 
@@ -174,6 +182,6 @@ impl Drop for RequestMetrics {
     fn drop(&mut self) {
         let outcome = self.outcome.filter(|_| self.complete).unwrap_or(Outcome::Aborted);
         self.session.server.metrics.end_request(self.verb, outcome);
-        self.resource.ended(self.verb, outcome);
+        self.resource.ended(self.verb, outcome, self.trace);
     }
 }

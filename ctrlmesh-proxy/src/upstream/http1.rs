@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::net::body::{Relay, StreamPermit};
-use crate::upstream::{Dialer, SendError, Target};
+use crate::upstream::{DialedTarget, SendError};
 
 /// The largest head of a response: what clients in Go take.
 const MAX_HEAD_BYTES: usize = 1 << 20;
@@ -19,8 +19,7 @@ const MAX_HEAD_BYTES: usize = 1 << 20;
 /// The HTTP/1.1 connections of one client connection.
 #[derive(Debug)]
 pub struct Pool {
-    dialer: Rc<Dialer>,
-    target: Target,
+    api_server: DialedTarget,
     idle: RefCell<Vec<PooledConnection>>,
 }
 
@@ -33,8 +32,8 @@ struct PooledConnection {
 }
 
 impl Pool {
-    pub fn new(dialer: Rc<Dialer>, target: Target) -> Self {
-        Self { dialer, target, idle: RefCell::default() }
+    pub(super) fn new(api_server: DialedTarget) -> Self {
+        Self { api_server, idle: RefCell::default() }
     }
 
     /// Uses an idle connection, or opens a new one. Resets it where the request is given up without an answer.
@@ -79,17 +78,18 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<PooledConnection, SendError> {
-        let (until, reset) = (Instant::now() + self.dialer.deadline, CancellationToken::new());
-        let stream = self.dialer.dial(&self.target, false, until, &reset).await?;
+        let dialer = &self.api_server.dialer;
+        let (until, reset) = (Instant::now() + dialer.deadline, CancellationToken::new());
+        let stream = self.api_server.dial(false, until, &reset).await?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD_BYTES).preserve_header_case(true);
         let (send, connection) = builder
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|source| SendError::Http1 { source, reused: false })?;
-        let open = self.dialer.metrics.upstream_connection();
+        let open = dialer.metrics.upstream_connection();
         let was_reset = reset.clone();
-        self.dialer.drain.spawn_part(async move {
+        dialer.drain.spawn_part(async move {
             tokio::select! {
                 // First, because the end of a request that is given up closes the connection in order.
                 biased;

@@ -26,7 +26,7 @@ use crate::metrics::UpstreamError;
 use crate::net::body;
 use crate::net::body::{CountedBytes, READ_AHEAD_BYTES, Relay, StreamPermit, UnreadBytes};
 use crate::net::tls::stream::BatchedStream;
-use crate::upstream::{Dialer, SendError, Target};
+use crate::upstream::{DialedTarget, Dialer, SendError};
 
 /// For one response: 1 MiB feeds 1 GB/s at a round trip of a millisecond.
 const STREAM_WINDOW_BYTES: u32 = READ_AHEAD_BYTES;
@@ -50,8 +50,7 @@ const INITIAL_STREAMS: usize = 100;
 /// The HTTP/2 connections of one client connection.
 #[derive(Debug)]
 pub struct Pool {
-    dialer: Rc<Dialer>,
-    target: Target,
+    api_server: DialedTarget,
     leaving: Rc<Notify>,
     unread: Rc<UnreadBytes>,
     connections: RefCell<Vec<Rc<PooledConnection>>>,
@@ -73,10 +72,9 @@ struct PooledConnection {
 pub struct UsedConnection(RefCell<Option<(Weak<PooledConnection>, CancellationToken)>>);
 
 impl Pool {
-    pub fn new(dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>, unread: Rc<UnreadBytes>) -> Self {
+    pub(super) fn new(api_server: DialedTarget, leaving: Rc<Notify>, unread: Rc<UnreadBytes>) -> Self {
         Self {
-            dialer,
-            target,
+            api_server,
             leaving,
             unread,
             connections: RefCell::default(),
@@ -109,7 +107,7 @@ impl Pool {
         if !ends {
             let unread = self.unread.clone();
             let released = permit.released();
-            self.dialer.drain.spawn_part(async move {
+            self.api_server.dialer.drain.spawn_part(async move {
                 tokio::select! {
                     biased;
                     piped = body::pipe(body, &mut stream, &unread) => if let Err(error) = piped {
@@ -177,20 +175,21 @@ impl Pool {
     }
 
     async fn dial(&self) -> Result<Rc<PooledConnection>, SendError> {
-        let until = Instant::now() + self.dialer.deadline;
+        let dialer = &self.api_server.dialer;
+        let until = Instant::now() + dialer.deadline;
         let reset = CancellationToken::new();
-        let stream = self.dialer.dial(&self.target, true, until, &reset).await?;
+        let stream = self.api_server.dial(true, until, &reset).await?;
         let (stream, driver) = BatchedStream::new(stream);
         let handshake = Box::pin(builder().handshake(stream));
         let (send, connection) = time::timeout_at(until, handshake)
             .await
-            .map_err(|_elapsed| self.dialer.too_late())?
+            .map_err(|_elapsed| dialer.too_late())?
             .map_err(SendError::Http2)?;
         let open_streams = Rc::default();
         let pooled = Rc::new(PooledConnection { send: RefCell::new(send), open_streams, reset: reset.clone() });
-        let (dialer, leaving) = (self.dialer.clone(), self.leaving.clone());
-        let run = Box::pin(run(connection, driver, Rc::downgrade(&pooled), leaving, dialer));
-        self.dialer.drain.spawn_part(async move {
+        let leaving = self.leaving.clone();
+        let run = Box::pin(run(connection, driver, Rc::downgrade(&pooled), leaving, dialer.clone()));
+        dialer.drain.spawn_part(async move {
             let _ended = reset.run_until_cancelled(run).await;
         });
         self.connections.borrow_mut().push(pooled.clone());

@@ -23,6 +23,7 @@ mod shadow;
 mod sharding;
 mod shutdown;
 mod silence;
+mod spans;
 mod stale;
 mod streams;
 mod traffic;

@@ -163,6 +163,7 @@ async fn begin(setup: Setup, metrics: Arc<Metrics>, drain: &Drain) -> Result<Vec
         target: Some(target),
         policies: Policies::One(ServedPod::new(policy, Arc::default(), guards, None)),
         metrics: metrics.clone(),
+        tracer: None,
         drain: drain.clone(),
         args: setup.args.clone(),
     };

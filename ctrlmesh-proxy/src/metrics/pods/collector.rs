@@ -44,7 +44,7 @@ impl PodMetrics {
                 requests: state.requests.upgrade(),
             }
         };
-        lock(&self.0).iter().map(shown).collect()
+        lock(&self.pods).iter().map(shown).collect()
     }
 }
 
@@ -78,14 +78,17 @@ fn requests(to: &mut DescriptorEncoder<'_>, pods: &[(&ShownPod, &PodRequests)]) 
     let mut family = to.encode_descriptor("pod_requests", help, None, MetricType::Counter)?;
     for (pod, requests) in pods {
         for resource in requests.resources() {
-            for (verb, counts) in VERBS.iter().zip(&resource.counts) {
-                for (outcome, count) in OUTCOMES.iter().zip(counts) {
+            let traces = lock(&resource.traces);
+            for (at_verb, (verb, counts)) in VERBS.iter().zip(&resource.counts).enumerate() {
+                for (at_outcome, (outcome, count)) in OUTCOMES.iter().zip(counts).enumerate() {
                     let count = count.load(Ordering::Relaxed);
                     let [namespace, name, shard] = pod.labels();
                     let [group, plural] = resource.labels();
                     let labels = [namespace, name, shard, ("verb", verb), group, plural, ("outcome", outcome)];
-                    if count > 0 {
-                        counter(&mut family, &labels, count)?;
+                    match traces.get(&(at_verb, at_outcome)) {
+                        Some(trace) => trace.encode(count, family.encode_family(&labels)?)?,
+                        None if count > 0 => counter(&mut family, &labels, count)?,
+                        None => {}
                     }
                 }
             }

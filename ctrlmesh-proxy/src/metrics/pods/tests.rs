@@ -12,11 +12,11 @@ fn requests_are_shown_by_pod_shard_verb_and_resource() {
     );
     let deployments = requests.resource("apps", "deployments");
     for outcome in [Outcome::Ok, Outcome::Ok, Outcome::ClientError] {
-        deployments.ended(Verb::of("patch"), outcome);
+        deployments.ended(Verb::of("patch"), outcome, None);
     }
     (0..3).for_each(|_| deployments.watch_event());
     deployments.response_bytes(1_000);
-    requests.answered_after(Verb::of("patch"), Duration::from_millis(3));
+    requests.answered_after(Verb::of("patch"), Duration::from_millis(3), None);
     for _ in 0..100 {
         requests.in_namespace("shop");
     }
@@ -44,7 +44,7 @@ fn requests_are_shown_by_pod_shard_verb_and_resource() {
 fn the_series_of_a_pod_end_with_it() {
     let metrics = Metrics::new();
     let requests = metrics.pods.requests("ops/a");
-    requests.resource("", "pods").ended(Verb::of("get"), Outcome::Ok);
+    requests.resource("", "pods").ended(Verb::of("get"), Outcome::Ok, None);
     assert!(Arc::ptr_eq(&requests, &metrics.pods.requests("ops/a")), "its connections share the counts");
     assert!(metrics.render().unwrap().contains(r#"pod="a""#));
     metrics.pods.forget("ops/a");
@@ -60,7 +60,7 @@ fn the_series_of_a_pod_end_with_it() {
 fn resources_beyond_the_bound_share_their_series() {
     let requests = PodRequests::default();
     for at in 0..MAX_RESOURCES + 9 {
-        requests.resource("example.com", &format!("kind{at}")).ended(Verb::of("list"), Outcome::Ok);
+        requests.resource("example.com", &format!("kind{at}")).ended(Verb::of("list"), Outcome::Ok, None);
     }
     assert_eq!(requests.resources.read().unwrap().len(), MAX_RESOURCES + 1);
     let other = requests.resource("example.com", "one-more");
@@ -80,4 +80,32 @@ fn a_pod_that_is_gone_does_not_come_back() {
     metrics.pods.forget("ops/a");
     metrics.pods.set_policy("ops/a", PodPolicyLabels::default(), &gone);
     assert!(!metrics.render().unwrap().contains("ops/a"));
+}
+
+#[test]
+fn exemplars_name_the_trace_of_a_request() {
+    let metrics = Metrics::with_exemplars(true);
+    let requests = metrics.pods.requests("ops/a");
+    let trace = Some(TraceId::from(7));
+    requests.resource("", "pods").ended(Verb::of("get"), Outcome::Ok, trace);
+    requests.resource("", "pods").ended(Verb::of("get"), Outcome::Ok, None);
+    requests.answered_after(Verb::of("get"), Duration::from_millis(3), trace);
+    requests.answered_after(Verb::of("get"), Duration::from_secs(60), None);
+    metrics.added(Duration::from_micros(3), trace);
+    let page = metrics.render().unwrap();
+    let exemplar = r#" # {trace_id="00000000000000000000000000000007"} "#;
+    for (series, value) in [
+        (
+            r#"pod_requests_total{namespace="ops",pod="a",shard="",verb="get",group="",resource="pods",outcome="ok"} 2"#,
+            "1.0",
+        ),
+        (r#"pod_request_seconds_bucket{le="0.004",namespace="ops",pod="a",shard="",verb="get"} 1"#, "0.003"),
+        (r#"added_seconds_bucket{le="0.000004"} 1"#, "0.000003"),
+    ] {
+        let start = format!("ctrlmesh_proxy_{series}{exemplar}{value} ");
+        assert!(page.lines().any(|line| line.starts_with(&start)), "no `{start}` in\n{page}");
+    }
+    let longest =
+        r#"ctrlmesh_proxy_pod_request_seconds_bucket{le="+Inf",namespace="ops",pod="a",shard="",verb="get"} 2"#;
+    assert!(page.lines().any(|line| line == longest), "no `{longest}` in\n{page}");
 }
