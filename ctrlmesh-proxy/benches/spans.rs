@@ -63,8 +63,7 @@ fn round(tracer: Option<&Tracer>, metrics: &Arc<Metrics>, times: usize) -> f64 {
     for _ in 0..times {
         let mut span = black_box(tracer).map(|tracer| {
             let (pod, shard) = (requests.pod(), Some("operator-0"));
-            let origin =
-                RequestOrigin { method: "GET", path: &path, info: Some(&info), pod, shard, connection: None };
+            let origin = RequestOrigin { method: "GET", path: &path, info: Some(&info), pod, shard, connection: None };
             headers.clear();
             tracer.begin_request(&headers, &origin)
         });

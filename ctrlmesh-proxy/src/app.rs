@@ -100,7 +100,7 @@ fn raise_open_files() {
 }
 
 async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
-    let process = Process::new(args.common.clone());
+    let process = Process::new(args.common.clone(), args.spans.clone());
     let starting = process.readiness.block("listeners");
     let begun = begin_sidecar(process.clone(), args, starting);
     process.live(None, Box::pin(begun), async {}).await
@@ -207,7 +207,7 @@ fn history(args: &SidecarArgs) -> Arc<History> {
 }
 
 async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
-    let process = Process::new(args.common.clone());
+    let process = Process::new(args.common.clone(), args.spans.clone());
     let removal = Removal { pins: args.pin_dir.clone(), end: removal_check(&args)? };
     if let Some(end) = &removal.end {
         process.drain.spawn(end.clone().watch(process.drain.clone()));
@@ -296,7 +296,7 @@ impl Process {
             target,
             policies,
             metrics: self.metrics.clone(),
-            tracer: Tracer::start(&self.args.spans, &self.metrics.spans, drain)?,
+            tracer: Tracer::start(&self.spans, &self.metrics.spans, drain)?,
             drain: drain.clone(),
         };
         drain.spawn(presented.follow(drain.clone()));

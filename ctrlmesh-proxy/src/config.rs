@@ -84,9 +84,6 @@ pub struct CommonArgs {
     /// Format of log lines.
     #[arg(long, env = "CTRLMESH_PROXY_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
-    /// Where spans go.
-    #[command(flatten)]
-    pub spans: SpanArgs,
 }
 
 /// What `sidecar` is told.
@@ -109,6 +106,9 @@ pub struct SidecarArgs {
     /// The manager, that tells the policy instead.
     #[command(flatten)]
     pub manager: ManagerArgs,
+    /// Where spans go.
+    #[command(flatten)]
+    pub spans: SpanArgs,
     /// What all modes are told.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -166,6 +166,9 @@ pub struct NodeArgs {
     /// Folder on a BPF file system for the kernel programs and maps that outlive the process.
     #[arg(long, env = "CTRLMESH_PROXY_PIN_DIR", value_name = "DIR", default_value_os_t = default_pins())]
     pub pin_dir: PathBuf,
+    /// Where spans go.
+    #[command(flatten)]
+    pub spans: SpanArgs,
     /// What all modes are told.
     #[command(flatten)]
     pub common: CommonArgs,

@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use super::AppError;
 use crate::config::CommonArgs;
 use crate::metrics::Metrics;
+use crate::spans::SpanArgs;
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::readiness::Readiness;
 
@@ -31,6 +32,7 @@ const LISTEN_RETRY: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub(super) struct Process {
     pub(super) args: CommonArgs,
+    pub(super) spans: SpanArgs,
     pub(super) metrics: Arc<Metrics>,
     pub(super) readiness: Readiness,
     pub(super) drain: Drain,
@@ -52,10 +54,10 @@ pub(super) struct Leave {
 }
 
 impl Process {
-    pub(super) fn new(args: CommonArgs) -> Self {
-        let metrics = Metrics::with_exemplars(args.spans.otlp_endpoint.is_some());
+    pub(super) fn new(args: CommonArgs, spans: SpanArgs) -> Self {
+        let metrics = Metrics::with_exemplars(spans.otlp_endpoint.is_some());
         let (readiness, drain) = (Readiness::default(), Drain::default());
-        Self { args, metrics, readiness, drain }
+        Self { args, spans, metrics, readiness, drain }
     }
 
     /// Runs until SIGTERM or SIGINT; returns whether everything ended in time.
@@ -93,7 +95,7 @@ impl Process {
     }
 
     fn pages(self, socket: Option<&Path>) -> Result<impl Future<Output = ()> + use<>, AppError> {
-        let Self { args, metrics, readiness, drain } = self;
+        let Self { args, metrics, readiness, drain, .. } = self;
         let address = args.admin_listen;
         let probes = Probes { readiness, drain: drain.clone() };
         let admin = Admin { probes: Some(probes), metrics: Some(metrics.registry()) };
