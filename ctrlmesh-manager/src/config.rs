@@ -10,6 +10,7 @@ use ctrlmesh_common::selector::{KeyError, check_key};
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_runtime::duration;
 use ctrlmesh_runtime::listen::all_interfaces;
+use ctrlmesh_runtime::traces::{CollectorUrl, TraceRatio};
 use thiserror::Error;
 
 use crate::ca::authority::Names;
@@ -103,6 +104,13 @@ pub struct RunArgs {
         value_name = "POLICY"
     )]
     pub proxy_pull_policy: String,
+    /// URL of an OpenTelemetry collector that injected proxies send spans to by OTLP over gRPC, as http://HOST:PORT or
+    /// https://HOST:PORT. Without it they make none
+    #[arg(long, env = "CTRLMESH_MANAGER_SIDECAR_OTLP_ENDPOINT", value_name = "URL")]
+    pub sidecar_otlp_endpoint: Option<CollectorUrl>,
+    /// Share of the traces that injected proxies record, from 0 to 1, among those that they begin themselves
+    #[arg(long, env = "CTRLMESH_MANAGER_SIDECAR_TRACE_RATIO", default_value = "1", value_name = "RATIO")]
+    pub sidecar_trace_ratio: TraceRatio,
     /// How objects are labelled
     #[command(flatten)]
     pub labels: LabelArgs,

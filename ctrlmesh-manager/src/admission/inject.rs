@@ -11,6 +11,7 @@
 use std::str::FromStr;
 
 use ctrlmesh_common::names::{self, annotation, label, sidecar as proxy};
+use ctrlmesh_runtime::traces::{CollectorUrl, TraceRatio};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodReadinessGate, PodSpec, ResourceRequirements};
 use serde::Deserialize;
 
@@ -21,13 +22,15 @@ mod redirect;
 /// No other container of the pod may have this name.
 pub const CONTAINER: &str = proxy::CONTAINER;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SidecarSettings {
     pub image: String,
     /// `Always`, `IfNotPresent` or `Never`.
     pub pull_policy: String,
     /// The manager's gRPC, as `HOST:PORT`.
     pub manager: String,
+    /// The collector that takes spans, and the share of traces to record. `None`: no spans are made.
+    pub traces: Option<(CollectorUrl, TraceRatio)>,
 }
 
 /// How an operator's connections reach the proxy.

@@ -144,7 +144,7 @@ fn every_kind_is_validated_by_its_own_rules() {
 
 fn settings() -> SidecarSettings {
     let (image, pull_policy) = ("p".to_owned(), "Always".to_owned());
-    SidecarSettings { image, pull_policy, manager: "m:1".to_owned() }
+    SidecarSettings { image, pull_policy, manager: "m:1".to_owned(), traces: None }
 }
 
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {

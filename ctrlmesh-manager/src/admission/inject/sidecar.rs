@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::names::{TOKEN_AUDIENCE, port, root_ca, sidecar};
+use ctrlmesh_runtime::traces::{ENDPOINT_VARIABLE, RATIO_VARIABLE};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
     HTTPGetAction, KeyToPath, ObjectFieldSelector, PodSpec, Probe, ProjectedVolumeSource, ResourceFieldSelector,
@@ -124,7 +125,7 @@ fn container(settings: &SidecarSettings, resources: ResourceRequirements, interc
         image: Some(settings.image.clone()),
         image_pull_policy: Some(settings.pull_policy.clone()),
         args: Some(args),
-        env: Some(environment(&resources)),
+        env: Some(environment(settings, &resources)),
         ports: Some(vec![ContainerPort {
             name: Some("ctrlmesh-admin".to_owned()),
             container_port: port::PROXY_ADMIN.into(),
@@ -144,8 +145,8 @@ fn container(settings: &SidecarSettings, resources: ResourceRequirements, interc
     }
 }
 
-/// The proxy's variables: its pod, and how much memory it may use.
-fn environment(resources: &ResourceRequirements) -> Vec<EnvVar> {
+/// The proxy's variables: its pod, how much memory it may use, and where its spans go.
+fn environment(settings: &SidecarSettings, resources: &ResourceRequirements) -> Vec<EnvVar> {
     let own = [of_pod("POD_NAME", "metadata.name"), of_pod("POD_NAMESPACE", "metadata.namespace")];
     let limit = resources.limits.as_ref().and_then(|limits| limits.get("memory"));
     let memory = limit.map(|_limit| EnvVar {
@@ -161,7 +162,11 @@ fn environment(resources: &ResourceRequirements) -> Vec<EnvVar> {
         }),
         ..EnvVar::default()
     });
-    own.into_iter().chain(memory).collect()
+    let text = |name: &str, value: String| EnvVar { name: name.to_owned(), value: Some(value), value_from: None };
+    let traces = settings.traces.as_ref().map(|(collector, ratio)| {
+        [text(ENDPOINT_VARIABLE, collector.to_string()), text(RATIO_VARIABLE, ratio.to_string())]
+    });
+    own.into_iter().chain(memory).chain(traces.into_iter().flatten()).collect()
 }
 
 /// `period` is in seconds.

@@ -11,6 +11,7 @@ fn settings() -> SidecarSettings {
         image: "ctrlmesh/proxy:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
         manager: "m.ns.svc:8071".to_owned(),
+        traces: None,
     }
 }
 
@@ -268,6 +269,24 @@ fn pods_that_could_not_work_are_refused() {
     }
     let low = injected(env, ports("443"));
     assert_eq!(low["spec"]["securityContext"], ports("443")["securityContext"], "its own");
+}
+
+#[test]
+fn a_sidecar_learns_where_its_spans_go() {
+    let with_sidecar = pod(json!({annotation::SIDECAR: "true"}), usual());
+    let variables = |settings: &SidecarSettings| {
+        let found = serde_json::to_value(inject(&with_sidecar, Some("op-1-normal"), settings).unwrap()).unwrap();
+        let env = found["spec"]["initContainers"][0]["env"].as_array().unwrap().clone();
+        let ours = env.into_iter().filter(|one| one["name"].as_str().unwrap().starts_with("OTEL_"));
+        ours.collect::<Vec<_>>()
+    };
+    assert_eq!(variables(&settings()), [json!({}); 0]);
+    let traces = Some(("http://collector.observability:4317".parse().unwrap(), "0.1".parse().unwrap()));
+    let expected = [
+        json!({"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.observability:4317/"}),
+        json!({"name": "OTEL_TRACES_SAMPLER_ARG", "value": "0.1"}),
+    ];
+    assert_eq!(variables(&SidecarSettings { traces, ..settings() }), expected);
 }
 
 #[test]

@@ -52,6 +52,7 @@ fn inject(context: &Context) -> Handler {
         image: args.proxy_image.clone(),
         pull_policy: args.proxy_pull_policy.clone(),
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
+        traces: args.sidecar_otlp_endpoint.clone().map(|collector| (collector, args.sidecar_trace_ratio)),
     };
     let place = place(&context.placement, &context.leader, settings);
     let trust_bundle = context.trust_bundle.clone();
@@ -205,7 +206,8 @@ mod tests {
     #[test]
     fn placement_runs_on_a_thread_of_its_own() {
         let (_plans, known) = watch::channel(None);
-        let settings = SidecarSettings { image: String::new(), pull_policy: String::new(), manager: String::new() };
+        let none = String::new();
+        let settings = SidecarSettings { image: none.clone(), pull_policy: none.clone(), manager: none, traces: None };
         let place = place(&Arc::new(Placement::new(known)), &LeaderClient::default(), settings);
         let answer = answered(|| place(asked("Pod", "a", &[label::ENABLE_PROXY])));
         assert!(answer.result.message.contains("has not read"), "{answer:?}");
