@@ -7,7 +7,7 @@ use crate::run::{cargo, run};
 use crate::{build_ebpf, setup};
 
 /// Benchmarks, and the crate and target that each is in.
-const BENCHES: [(&str, &str, &str); 13] = [
+const BENCHES: [(&str, &str, &str); 14] = [
     ("connect", "ctrlmesh-proxy", "connect"),
     ("decide", "ctrlmesh-proxy", "decide"),
     ("guard", "ctrlmesh-proxy", "decide"),
@@ -18,6 +18,7 @@ const BENCHES: [(&str, &str, &str); 13] = [
     ("idle", "ctrlmesh-proxy", "proxy"),
     ("profile", "ctrlmesh-proxy", "proxy"),
     ("relay", "ctrlmesh-proxy", "relay"),
+    ("spans", "ctrlmesh-proxy", "spans"),
     ("webhook", "ctrlmesh-proxy", "webhook"),
     ("manager", "ctrlmesh-e2e", "manager"),
     ("fence", "ctrlmesh-e2e", "fence"),
@@ -26,8 +27,8 @@ const BENCHES: [(&str, &str, &str); 13] = [
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Which benchmark (connect, decide, guard, request, list, watch, rule, idle, profile, relay, webhook,
-    /// manager or fence); without it, all of them
+    /// Which benchmark (connect, decide, guard, request, list, watch, rule, idle, profile, relay, spans,
+    /// webhook, manager or fence); without it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds

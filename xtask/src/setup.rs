@@ -70,6 +70,7 @@ enum Task {
     ControlPlane,
     H2spec,
     Prometheus,
+    Collector,
     PrometheusOperator,
     PrometheusOperatorNext,
     ElasticOperator,
@@ -129,6 +130,7 @@ impl Plan {
             (Task::ControlPlane, true),
             (Task::H2spec, !tools::h2spec().is_file()),
             (Task::Prometheus, !tools::prometheus().is_file() || !tools::promtool().is_file()),
+            (Task::Collector, !tools::otel_collector().is_file()),
             (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
             (Task::PrometheusOperatorNext, !tools::prometheus_operator_next().is_file()),
             (Task::ElasticOperator, !tools::elastic_operator().is_file()),
@@ -173,6 +175,7 @@ impl Task {
             Self::ControlPlane => has_go,
             Self::H2spec
             | Self::Prometheus
+            | Self::Collector
             | Self::PrometheusOperator
             | Self::PrometheusOperatorNext
             | Self::ElasticOperator => has_go && purpose == Purpose::Tests,
@@ -195,6 +198,11 @@ impl Task {
                 seconds(300),
                 build_prometheus,
             ),
+            Self::Collector => {
+                step("build the OpenTelemetry collector, for tests of traces, once per machine", seconds(60), || {
+                    build_tool(&tools::otel_collector(), "xtask/collector", ".")
+                })
+            }
             Self::PrometheusOperator => step(
                 "build prometheus-operator, an operator that is not ours, for tests, once per machine",
                 seconds(120),
@@ -368,7 +376,7 @@ mod tests {
     #[test]
     fn the_demo_builds_only_its_own_tools_and_none_without_go() {
         let operators = [Task::PrometheusOperator, Task::PrometheusOperatorNext, Task::ElasticOperator];
-        let tools = [Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec, Task::Prometheus];
+        let tools = [Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec, Task::Prometheus, Task::Collector];
         let all = [&tools, &operators[..]].concat();
         let due = |purpose, has_go| -> Vec<Task> {
             all.iter().copied().filter(|task| task.is_due(purpose, has_go)).collect()

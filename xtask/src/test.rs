@@ -154,6 +154,9 @@ impl Tier {
             Self::ControlPlane if !tools::prometheus().is_file() || !tools::promtool().is_file() => {
                 Some("needs Prometheus".to_owned())
             }
+            Self::ControlPlane if !tools::otel_collector().is_file() => {
+                Some("needs the OpenTelemetry collector".to_owned())
+            }
             Self::ControlPlane => setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl"])),
             _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),

@@ -32,6 +32,9 @@ pub const PROMETHEUS_OPERATOR: &str = "v0.85.0";
 /// Of Prometheus 3.7.3: its Go module counts otherwise.
 pub const PROMETHEUS: &str = "v0.307.3";
 
+/// The release of the OpenTelemetry collector, as `xtask/collector/go.mod` names it.
+pub const OTEL_COLLECTOR: &str = "v0.165.0";
+
 /// Of the newer prometheus-operator, to which tests upgrade it.
 pub const PROMETHEUS_OPERATOR_NEXT: &str = "v0.87.1";
 
@@ -104,6 +107,11 @@ pub fn prometheus() -> PathBuf {
 /// Checks rules and metrics, of the same release.
 pub fn promtool() -> PathBuf {
     cache().join("promtool").join(PROMETHEUS).join("promtool")
+}
+
+/// An OpenTelemetry collector that takes OTLP and prints it.
+pub fn otel_collector() -> PathBuf {
+    cache().join("otel-collector").join(OTEL_COLLECTOR).join("otel-collector")
 }
 
 /// An operator that we did not write, as we build it; beside it lies `bundle.yaml`, its manifests.

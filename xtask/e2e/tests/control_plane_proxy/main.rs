@@ -6,6 +6,7 @@
 mod bed;
 mod classify;
 mod clients;
+mod collector;
 mod escapes;
 #[path = "../harness/go.rs"]
 mod go;
@@ -15,5 +16,6 @@ mod reads;
 mod reflector;
 mod refusals;
 mod shadow;
+mod traces;
 #[path = "../../../../ctrlmesh-proxy/tests/harness/mod.rs"]
 mod harness;
