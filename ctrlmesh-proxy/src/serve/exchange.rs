@@ -254,7 +254,7 @@ fn log_failure(failure: &Failure, verb: &str, target: &PathAndQuery, trace: Logg
     if let Failure::Refused(refusal) = failure {
         explain::refused(verb, target.as_str(), refusal);
         if let Refusal::Fenced(write) = refusal {
-            return debug!(verb, path = target.path(), reason = %write, trace_id, span_id, "write refused");
+            debug!(verb, path = target.path(), reason = %write, trace_id, span_id, "write refused");
         }
     }
     debug!(error = failure as &dyn Error, trace_id, span_id, "request failed");

@@ -119,7 +119,7 @@ impl Failure {
     pub(super) fn decision(&self) -> Option<Decision> {
         match self {
             Self::Refused(Refusal::Guarded(_)) => Some(Decision::Breaker),
-            Self::Refused(_) | Self::Late => Some(Decision::Refused),
+            Self::Refused(_) | Self::Late | Self::Cut | Self::Lapsed => Some(Decision::Refused),
             Self::Injected(_) | Self::AnswerLost => Some(Decision::Fault),
             Self::BadRequest(_)
             | Self::Target
@@ -128,9 +128,7 @@ impl Failure {
             | Self::DryRun(_)
             | Self::Busy
             | Self::Upstream(_)
-            | Self::Timeout { .. }
-            | Self::Cut
-            | Self::Lapsed => None,
+            | Self::Timeout { .. } => None,
         }
     }
 }

@@ -28,6 +28,9 @@ const NAMESPACE: &str = "k8s.request.namespace";
 const LABEL_SELECTOR: &str = "k8s.request.label_selector";
 const FIELD_SELECTOR: &str = "k8s.request.field_selector";
 
+/// Of a longer value, spans have the beginning.
+const MAX_VALUE_BYTES: usize = 1024;
+
 /// What the proxy does with a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Decision {
@@ -77,37 +80,44 @@ impl RequestOrigin<'_> {
     /// Of few values: the verb and the resource, or the method.
     pub(super) fn span_name(&self) -> String {
         match self.info.filter(|info| info.is_resource_request()) {
-            Some(info) => format!("{} {}", info.verb(), info.resource()),
-            None => self.method.to_owned(),
+            Some(info) => format!("{} {}", info.verb(), shortened(info.resource())),
+            None => shortened(self.method).to_owned(),
         }
     }
 
     pub(super) fn attributes(&self) -> Vec<KeyValue> {
-        let own = |name, value: &str| KeyValue::new(name, value.to_owned());
         let mut all = of_pod(self.pod, self.shard);
-        all.extend([own(METHOD, self.method), own(PATH, self.path)]);
+        all.extend([text(METHOD, self.method), text(PATH, self.path)]);
         if let Some(info) = self.info {
-            all.push(own(VERB, info.verb()));
+            all.push(text(VERB, info.verb()));
             if info.is_resource_request() {
-                all.extend([own(GROUP, info.api_group()), own(RESOURCE, info.resource())]);
+                all.extend([text(GROUP, info.api_group()), text(RESOURCE, info.resource())]);
                 let rest = [
                     (SUBRESOURCE, info.subresource()),
                     (NAMESPACE, info.namespace()),
                     (LABEL_SELECTOR, info.label_selector()),
                     (FIELD_SELECTOR, info.field_selector()),
                 ];
-                all.extend(rest.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| own(name, value)));
+                all.extend(rest.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| text(name, value)));
             }
         }
         all
     }
 }
 
+fn text(name: &'static str, value: &str) -> KeyValue {
+    KeyValue::new(name, shortened(value).to_owned())
+}
+
+/// Of what clients write, spans that wait must not take much memory.
+fn shortened(value: &str) -> &str {
+    &value[..value.floor_char_boundary(MAX_VALUE_BYTES)]
+}
+
 /// The operator's pod, and its shard.
 pub(super) fn of_pod(pod: &str, shard: Option<&str>) -> Vec<KeyValue> {
-    let own = |name, value: &str| KeyValue::new(name, value.to_owned());
-    let pod = pod.split_once('/').map(|(namespace, name)| [own(POD_NAMESPACE, namespace), own(POD_NAME, name)]);
-    pod.into_iter().flatten().chain(shard.map(|shard| own(SHARD, shard))).collect()
+    let pod = pod.split_once('/').map(|(namespace, name)| [text(POD_NAMESPACE, namespace), text(POD_NAME, name)]);
+    pod.into_iter().flatten().chain(shard.map(|shard| text(SHARD, shard))).collect()
 }
 
 #[cfg(test)]
@@ -146,6 +156,13 @@ mod tests {
     fn no_other_part_of_a_query_is_shown() {
         let shown = attributes("GET", "/api/v1/namespaces/a/pods/p/log?container=secret&token=secret&tailLines=7");
         assert!(shown.iter().all(|(_, value)| !value.contains("secret") && !value.contains('7')), "{shown:?}");
+    }
+
+    #[test]
+    fn a_long_value_is_cut_between_two_characters() {
+        let value = format!("{}éé", "a".repeat(MAX_VALUE_BYTES - 1));
+        assert_eq!(shortened(&value), &value[..MAX_VALUE_BYTES - 1]);
+        assert_eq!(shortened("short"), "short");
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub(super) const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Of version 00: the version, the trace, its parent and flags, with hyphens between them. Later versions begin so.
 const PARENT_BYTES: usize = 55;
 
+/// A longer state is not kept with a span: no proxy has to pass on more. It goes to the API server all the same.
+const MAX_STATE_BYTES: usize = 512;
+
 /// The version that is none.
 const NO_VERSION: &str = "ff";
 
@@ -54,12 +57,14 @@ fn is_hex(byte: u8) -> bool {
     byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }
 
-/// The state of the trace, of one or more headers. Empty where it is malformed, which says nothing about the parent.
+/// The state of the trace, of one or more headers. Empty where it is malformed or too long, which says nothing about
+/// the parent.
 fn state(headers: &HeaderMap) -> TraceState {
     let values = headers.get_all(TRACESTATE).iter().flat_map(HeaderValue::to_str);
     let members = values.flat_map(|value| value.split(','));
     let members: Vec<&str> = members.map(str::trim).filter(|member| !member.is_empty()).collect();
-    members.join(",").parse().unwrap_or_default()
+    let state = members.join(",");
+    if state.len() > MAX_STATE_BYTES { TraceState::NONE } else { state.parse().unwrap_or_default() }
 }
 
 #[cfg(test)]
@@ -132,8 +137,10 @@ mod tests {
 
     #[test]
     fn a_malformed_state_leaves_the_parent_as_it_is() {
-        let context = read(&headers(&[&format!("00-{TRACE}-{PARENT}-01")], &["no equals sign"])).unwrap();
-        assert_eq!((context.trace_id().to_string(), context.trace_state().header()), (TRACE.into(), String::new()));
+        for wrong in ["no equals sign", &format!("a={}", "1".repeat(MAX_STATE_BYTES))] {
+            let context = read(&headers(&[&format!("00-{TRACE}-{PARENT}-01")], &[wrong])).unwrap();
+            assert_eq!((context.trace_id().to_string(), context.trace_state().header()), (TRACE.into(), String::new()));
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use tracing::warn;
 use super::collector::EXPORT_TIMEOUT;
 use crate::metrics::{DroppedSpan, SpanMetrics};
 
-/// Spans that wait for an export: about 4 MiB.
+/// Spans that wait for an export: about 4 MiB, and ten times as much where clients write values as long as may be.
 const QUEUE_SPANS: usize = 4_096;
 
 /// Spans in one export, which is what a collector takes in one message of some 500 KiB.

@@ -8,6 +8,7 @@ mod classify;
 mod clients;
 mod collector;
 mod escapes;
+mod exemplars;
 #[path = "../harness/go.rs"]
 mod go;
 mod informer;
