@@ -248,11 +248,11 @@ impl Upstream {
         unread: Rc<UnreadBytes>,
         span: Option<Rc<ConnectionSpan>>,
     ) -> Self {
-        let dialed = DialedTarget { dialer, target, span };
+        let api_server = DialedTarget { dialer, target, span };
         if http2 {
-            return Upstream::Http2(http2::Pool::new(dialed, leaving, unread));
+            return Upstream::Http2(http2::Pool::new(api_server, leaving, unread));
         }
-        Upstream::Http1(http1::Pool::new(dialed))
+        Upstream::Http1(http1::Pool::new(api_server))
     }
 
     /// Sends a request and returns the response once its head is there; `on_informational` gets each 1xx before that.

@@ -12,6 +12,7 @@ use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
+use crate::fault::MetFaults;
 use crate::metrics::Outcome;
 use crate::net::body::Relay;
 use crate::policy::{Validity, Write};
@@ -110,33 +111,36 @@ impl Session {
         mut span: Option<&mut RequestSpan>,
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
-        let (mut request, mut pending) = self.prepare(request, info, target).await?;
+        let (request, mut pending) = self.prepare(request, info, target).await?;
         if pending.write.is_some() {
             // Much time may have passed since it was looked at first.
             self.check_confirmed(pending.validity.as_ref())?;
         }
-        if let Some(span) = span.as_deref_mut() {
-            let is_rewritten = pending.is_body_renamed || request.uri().path_and_query() != Some(target);
-            let decision = if is_rewritten { Decision::Rewritten } else { Decision::Passed };
-            span.sent(decision, request.headers_mut());
-        }
-        let trace = span.as_deref().and_then(RequestSpan::recorded_trace);
+        let request = traced(span.as_deref_mut(), request, target, pending.is_body_renamed);
         let sent = pending.sent();
         let took = start.elapsed().saturating_sub(pending.waits.total());
-        let answered = self.send_pending(request, info, target, &pending, on_informational).await;
-        if let Some(span) = span {
-            span.received(&answered);
-        }
-        let response = answered?;
+        let long_running = pending.long_running;
+        let answered = match &pending.write {
+            None if pending.stale_list().is_none() => {
+                self.send(&UsedConnection::default(), request, long_running, on_informational).await
+            }
+            None => Box::pin(self.send_stale(request, info, target, &pending)).await,
+            Some(write) => {
+                let used = UsedConnection::default();
+                let sending = self.send(&used, request, long_running, on_informational);
+                // Boxed, so that other requests hold no memory for it.
+                let answered = Box::pin(unless_forbidden(sending, write, pending.validity.as_ref())).await;
+                if let Err(Failure::Cut | Failure::Lapsed) = answered {
+                    // The network may be down, and would deliver it later.
+                    self.upstream.reset(&used);
+                }
+                answered
+            }
+        };
+        let response = RequestSpan::received(span.as_deref_mut(), answered)?;
         pending.answered(response.status(), start, sent, &self.traffic);
         let faults = pending.faults.take();
-        for fault in faults.iter().flat_map(|met| met.on_answer()) {
-            match fault {
-                ApiFaultKind::AnswerLost => return Err(Failure::AnswerLost),
-                ApiFaultKind::GoAway => self.leaving.notify_one(),
-                _ => {}
-            }
-        }
+        self.meet_on_answer(faults.as_deref())?;
         let answered = Instant::now();
         let reading = pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
@@ -145,6 +149,7 @@ impl Session {
         let waits = WaitTime::default();
         let response = self.finish(response, pending, &waits).await;
         let took = took + answered.elapsed();
+        let trace = span.as_deref().and_then(RequestSpan::recorded_trace);
         self.server.metrics.added(took.saturating_sub(waits.total()), trace);
         let Some(faults) = faults else { return response };
         response.map(|response| {
@@ -153,32 +158,16 @@ impl Session {
         })
     }
 
-    /// Sends a request that was prepared.
-    async fn send_pending(
-        self: &Rc<Self>,
-        request: Request<Relay>,
-        info: &RequestInfo<'_>,
-        target: &PathAndQuery,
-        pending: &Pending,
-        on_informational: impl FnMut(Response<()>),
-    ) -> Result<Response<Relay>, Failure> {
-        let used = UsedConnection::default();
-        let long_running = pending.long_running;
-        let Some(write) = &pending.write else {
-            return match pending.faults.as_deref().zip(pending.reading.as_ref()).filter(|(met, _)| met.is_stale_list())
-            {
-                None => self.send(&used, request, long_running, on_informational).await,
-                Some((met, reading)) => Box::pin(self.send_stale(request, info, target, reading.policy(), met)).await,
-            };
-        };
-        let sending = self.send(&used, request, long_running, on_informational);
-        // Boxed, so that other requests hold no memory for it.
-        let answered = Box::pin(unless_forbidden(sending, write, pending.validity.as_ref())).await;
-        if let Err(Failure::Cut | Failure::Lapsed) = answered {
-            // The network may be down, and would deliver it later.
-            self.upstream.reset(&used);
+    /// Does what faults do once the API server has answered.
+    fn meet_on_answer(&self, faults: Option<&MetFaults>) -> Result<(), Failure> {
+        for fault in faults.iter().flat_map(|met| met.on_answer()) {
+            match fault {
+                ApiFaultKind::AnswerLost => return Err(Failure::AnswerLost),
+                ApiFaultKind::GoAway => self.leaving.notify_one(),
+                _ => {}
+            }
         }
-        answered
+        Ok(())
     }
 
     pub(super) async fn send(
@@ -229,6 +218,22 @@ impl Session {
             (_, None) => Ok(response.map(Content::Plain)),
         }
     }
+}
+
+/// Begins the span of a request that is sent now. Takes and returns the request, which a borrow would keep in the
+/// future of [`Session::relay`] until its end.
+fn traced(
+    span: Option<&mut RequestSpan>,
+    mut request: Request<Relay>,
+    target: &PathAndQuery,
+    is_body_renamed: bool,
+) -> Request<Relay> {
+    if let Some(span) = span {
+        let is_rewritten = is_body_renamed || request.uri().path_and_query() != Some(target);
+        let decision = if is_rewritten { Decision::Rewritten } else { Decision::Passed };
+        span.sent(decision, request.headers_mut());
+    }
+    request
 }
 
 /// Sends a write, as long as nothing forbids it.

@@ -46,6 +46,11 @@ impl Pending {
         self.counted.as_ref().map(|_| Instant::now())
     }
 
+    /// The faults that answer a list from an older state, and the list.
+    pub(super) fn stale_list(&self) -> Option<(&MetFaults, &Reading)> {
+        self.faults.as_deref().zip(self.reading.as_ref()).filter(|(met, _)| met.is_stale_list())
+    }
+
     /// The API server has sent the head of its answer.
     pub(super) fn answered(&mut self, status: StatusCode, came: Instant, sent: Option<Instant>, traffic: &PodTraffic) {
         self.write = None;

@@ -35,8 +35,8 @@ pub(super) struct RequestMetrics {
     outcome: Option<Outcome>,
     /// Whether the response passed to its end.
     complete: bool,
-    /// The request's trace, where it is recorded.
-    trace: Option<TraceId>,
+    /// The request's trace, where it is recorded. Boxed, so that other requests hold no memory for it.
+    trace: Option<Box<TraceId>>,
 }
 
 #[derive(Debug)]
@@ -161,14 +161,14 @@ impl RequestMetrics {
 
     /// Shows the trace of the request beside what is counted.
     pub(super) fn set_trace(&mut self, trace: Option<TraceId>) {
-        self.trace = trace;
+        self.trace = trace.map(Box::new);
     }
 
     /// The API server's answer to a request that came at `start` has begun. Watches and tunnels are not timed.
     pub(super) fn answer_began(&mut self, outcome: Outcome, start: Instant, is_long_running: bool) {
         self.outcome = Some(outcome);
         if !is_long_running {
-            self.session.requests.answered_after(self.verb, start.elapsed(), self.trace);
+            self.session.requests.answered_after(self.verb, start.elapsed(), self.trace.as_deref().copied());
         }
     }
 
@@ -182,6 +182,6 @@ impl Drop for RequestMetrics {
     fn drop(&mut self) {
         let outcome = self.outcome.filter(|_| self.complete).unwrap_or(Outcome::Aborted);
         self.session.server.metrics.end_request(self.verb, outcome);
-        self.resource.ended(self.verb, outcome, self.trace);
+        self.resource.ended(self.verb, outcome, self.trace.as_deref().copied());
     }
 }

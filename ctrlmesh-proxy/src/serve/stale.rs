@@ -13,6 +13,7 @@ use crate::fault::{MetFaults, Recording};
 use crate::net::body::Relay;
 use crate::policy::InForce;
 use crate::serve::failure::Failure;
+use crate::serve::pending::Pending;
 use crate::serve::target::with_target;
 use crate::session::Session;
 use crate::upstream::UsedConnection;
@@ -27,13 +28,13 @@ impl Session {
         mut request: Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
-        policy: &InForce,
-        met: &MetFaults,
+        pending: &Pending,
     ) -> Result<Response<Relay>, Failure> {
         let send = async |request| self.send(&UsedConnection::default(), request, false, |_| {}).await;
+        let Some((met, reading)) = pending.stale_list() else { return send(request).await };
         let template = || RequestTemplate::new(&request, target.clone());
         let version = self.past_version(&template, info, met);
-        let version = version.filter(|version| self.may_list_at(*version, info, policy));
+        let version = version.filter(|version| self.may_list_at(*version, info, reading.policy()));
         let Some(stale) = version.and_then(|version| at_version(request.uri(), version)) else {
             return send(request).await;
         };

@@ -80,8 +80,8 @@ pub(super) async fn run(
     while fill(&mut batch, &mut queue, &drain).await {
         let timeout = if drain.has_started() { LAST_EXPORT_TIMEOUT } else { EXPORT_TIMEOUT };
         let number = batch.len();
-        let exported = time::timeout(timeout, exporter.export(mem::take(&mut batch))).await;
-        let failed = match exported {
+        let done = time::timeout(timeout, exporter.export(mem::take(&mut batch))).await;
+        let failed = match done {
             Ok(Ok(())) => {
                 metrics.exported(number);
                 continue;

@@ -75,20 +75,23 @@ impl RequestSpan {
         self.decision = Some(decision);
     }
 
-    /// The API server has answered, or could not be asked.
-    pub fn received<T, E>(&mut self, answered: &Result<Response<T>, E>) {
-        let Some(mut upstream) = self.upstream.take() else { return };
-        match answered {
-            Ok(response) => {
-                let status = response.status();
-                upstream.set_attribute(status_code(status));
-                if status.is_client_error() || status.is_server_error() {
-                    set_error(&mut upstream, status.as_str().to_owned());
+    /// The API server has answered, or could not be asked. Returns what it got: a borrow would keep it in the caller's
+    /// future.
+    pub fn received<T, E>(span: Option<&mut Self>, answered: Result<Response<T>, E>) -> Result<Response<T>, E> {
+        if let Some(mut upstream) = span.and_then(|span| span.upstream.take()) {
+            match &answered {
+                Ok(response) => {
+                    let status = response.status();
+                    upstream.set_attribute(status_code(status));
+                    if status.is_client_error() || status.is_server_error() {
+                        set_error(&mut upstream, status.as_str().to_owned());
+                    }
                 }
+                Err(_) => set_error(&mut upstream, "unanswered".to_owned()),
             }
-            Err(_) => set_error(&mut upstream, "unanswered".to_owned()),
+            upstream.end();
         }
-        upstream.end();
+        answered
     }
 
     /// The request goes no further, by this decision.

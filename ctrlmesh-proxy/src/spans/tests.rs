@@ -34,7 +34,8 @@ fn the_span_to_the_api_server_is_in_that_of_the_request() {
     let mut headers = HeaderMap::from_iter([(context::TRACEPARENT, HeaderValue::from_static(PARENT))]);
     let mut span = tracer.begin_request(&headers, &origin());
     span.sent(Decision::Passed, &mut headers);
-    span.received(&Ok::<_, std::io::Error>(Response::builder().status(StatusCode::NOT_FOUND).body(()).unwrap()));
+    let answer = Response::builder().status(StatusCode::NOT_FOUND).body(()).unwrap();
+    let _same = RequestSpan::received(Some(&mut span), Ok::<_, std::io::Error>(answer));
     span.answered(StatusCode::NOT_FOUND, Outcome::ClientError);
     let (client, server) = (spans.try_recv().unwrap(), spans.try_recv().unwrap());
     assert_eq!([&client.span_kind, &server.span_kind], [&SpanKind::Client, &SpanKind::Server]);

@@ -280,7 +280,7 @@ fn a_sidecar_learns_where_its_spans_go() {
         let ours = env.into_iter().filter(|one| one["name"].as_str().unwrap().starts_with("OTEL_"));
         ours.collect::<Vec<_>>()
     };
-    assert_eq!(variables(&settings()), [json!({}); 0]);
+    assert!(variables(&settings()).is_empty());
     let traces = Some(("http://collector.observability:4317".parse().unwrap(), "0.1".parse().unwrap()));
     let expected = [
         json!({"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.observability:4317/"}),

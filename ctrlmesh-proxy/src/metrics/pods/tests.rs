@@ -90,7 +90,7 @@ fn exemplars_name_the_trace_of_a_request() {
     requests.resource("", "pods").ended(Verb::of("get"), Outcome::Ok, trace);
     requests.resource("", "pods").ended(Verb::of("get"), Outcome::Ok, None);
     requests.answered_after(Verb::of("get"), Duration::from_millis(3), trace);
-    requests.answered_after(Verb::of("get"), Duration::from_secs(60), None);
+    requests.answered_after(Verb::of("get"), Duration::from_mins(1), None);
     metrics.added(Duration::from_micros(3), trace);
     let page = metrics.render().unwrap();
     let exemplar = r#" # {trace_id="00000000000000000000000000000007"} "#;

@@ -100,7 +100,8 @@ pub(crate) fn value(span: &Span, name: &str) -> Option<String> {
 }
 
 pub(crate) fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digits = id.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from_digit(digit.into(), 16).unwrap()).collect()
 }
 
 fn text(attributes: &[KeyValue], name: &str) -> Option<String> {
