@@ -293,8 +293,8 @@ pub struct Manual {
     /// The shard's number, 1 to 32; its name is `<prefix>-<id>-normal`.
     #[schemars(range(min = 1, max = 32))]
     pub id: i32,
-    /// Hashes of namespaces, "0" to "31", that the shard owns. 1 to 32.
-    #[schemars(length(min = 1, max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
+    /// Hashes of namespaces, "0" to "31", that the shard owns. At most 32; with none, its pods have nothing to do.
+    #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub hashes: Vec<String>,
     /// How many pods the shard has, 1 to 1000. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
