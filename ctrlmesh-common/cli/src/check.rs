@@ -19,9 +19,11 @@ mod render;
 use std::io;
 use std::io::{Write as _, stdout};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use http::StatusCode;
 use serde::Serialize;
+use tokio::time;
 
 pub(crate) use self::args::Arguments;
 use self::finding::{Finding, State};
@@ -43,6 +45,10 @@ pub(crate) enum CheckError {
     Unreachable { server: String, source: kube::Error },
     #[error("the API server {server} answers {status} when asked for its version (does `kubectl version` work?)")]
     Refused { server: String, status: StatusCode },
+    #[error(
+        "the checks are not at their end after {within:?}: see if the API server answers slowly, or give --timeout"
+    )]
+    Late { within: Duration },
     #[error(transparent)]
     Document(#[from] DocumentError),
     #[error("print")]
@@ -63,7 +69,10 @@ struct Report {
 /// # Errors
 /// Why there is no check, and what to do about it.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, CheckError> {
-    let report = cluster::block_on(make(arguments))?;
+    let report = cluster::block_on(async {
+        let late = CheckError::Late { within: arguments.timeout };
+        time::timeout(arguments.timeout, make(arguments)).await.map_err(|_elapsed| late)?
+    })?;
     let printed = match arguments.output.format() {
         Some(format) => text::document(format, &Document::new(KIND, &report))?,
         None => render::screen(&report),

@@ -1,6 +1,9 @@
 //! The arguments of `check`.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
+use ctrlmesh_runtime::duration;
 
 use crate::cluster::ClusterArgs;
 use crate::text::Format;
@@ -14,6 +17,9 @@ pub(crate) struct Arguments {
     /// How to print: json and yaml are for programs
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub(super) output: Output,
+    /// For how long to check at most
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse)]
+    pub(super) timeout: Duration,
     #[command(flatten)]
     pub(super) cluster: ClusterArgs,
 }

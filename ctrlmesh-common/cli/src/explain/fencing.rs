@@ -13,7 +13,7 @@ use ctrlmesh_manager::ownership::fence_table;
 use ctrlmesh_manager::rules::fenced::{FENCED, lapses};
 use ctrlmesh_manager::rules::object_name::full_name;
 use ctrlmesh_manager::rules::pod::Member;
-use ctrlmesh_manager::rules::shard::Labelling;
+use ctrlmesh_manager::rules::shard::{Labelling, Versions};
 use ctrlmesh_request::decide::{self, Decision};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite::status::Status;
@@ -154,7 +154,7 @@ pub(super) fn by_api_server(
         Evaluation::Exempt(exemption) => Answer::not_fenced(why_exempt(exemption)),
         _ if written.labels.is_none() => Answer {
             outcome: Outcome::NotKnown,
-            message: format!("it goes by the label {} of the namespace, which you may not read", labelling.hash_key),
+            message: format!("it goes by the label {} of the namespace, which was not read", labelling.hash_key),
         },
         Evaluation::Allowed => Answer::allowed(),
         Evaluation::Refused(message) => fencing.refusal(message),
@@ -180,6 +180,9 @@ fn by_proxy(root: &ShardingConfig, rule: &Root, written: &Written<'_>, pod: &Mem
     if rule.fence_mode() == FenceMode::Off {
         return Answer::not_fenced("spec.root.fence is Off");
     }
+    if is_shadow(root, rule, pod) {
+        return Answer::not_fenced("the pod is a shadow: its proxy sends the write as a dry run");
+    }
     let Some(policy) = fencing_policy(root, rule, pod, labelling) else {
         return Answer::not_fenced("the root has no ownership table yet");
     };
@@ -195,6 +198,13 @@ fn by_proxy(root: &ShardingConfig, rule: &Root, written: &Written<'_>, pod: &Mem
         Decision::Refuse(refusal) => Answer { outcome: Outcome::Refused, message: Status::from(&refusal).message },
         Decision::Pass | Decision::Rewrite(_) => Answer::allowed(),
     }
+}
+
+/// Whether the pod is of a version that is tried without owning anything.
+fn is_shadow(root: &ShardingConfig, rule: &Root, pod: &Member) -> bool {
+    let versions = Versions::of(root);
+    let is_on_trial = versions.is_second(pod.revision_of(rule)) != versions.promoted_is_second();
+    is_on_trial && versions.trial().is_some_and(|trial| trial.shadow)
 }
 
 /// The part of the policy of `pod` that decides about writes.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_manager::install::rbac;
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
@@ -16,6 +17,9 @@ use crate::version::part::has_ended;
 
 /// Nodes that are named one by one.
 const SHOWN: usize = 10;
+
+/// For so long a new node may lack a node proxy, in seconds.
+const JOINING: i64 = 300;
 
 const CHECK: &str = "node proxy";
 
@@ -33,14 +37,14 @@ pub(super) fn check(snapshot: &Snapshot, installed: &Installed) -> Vec<Finding> 
             return vec![Group::Nodes.failed(CHECK, found, advice)];
         };
         match (&snapshot.nodes, &installed.node_proxies) {
-            (Ok(nodes), Ok(pods)) => by_node(set, nodes, pods),
+            (Ok(nodes), Ok(pods)) => by_node(set, nodes, pods, snapshot.server.date),
             _ => vec![by_number(set)],
         }
     };
     Group::Nodes.of(CHECK, &installed.daemon_set, of_set)
 }
 
-fn by_node(set: &DaemonSet, nodes: &[Node], pods: &[Pod]) -> Vec<Finding> {
+fn by_node(set: &DaemonSet, nodes: &[Node], pods: &[Pod], now: Option<Timestamp>) -> Vec<Finding> {
     let wanted: Vec<&Node> = nodes.iter().filter(|node| is_wanted(set, node)).collect();
     let of_node = |node: &Node| -> Vec<&Pod> {
         pods.iter().filter(|pod| node_of(pod) == node.metadata.name.as_deref()).collect()
@@ -50,7 +54,8 @@ fn by_node(set: &DaemonSet, nodes: &[Node], pods: &[Pod]) -> Vec<Finding> {
         let found = format!("{} of {} Linux nodes have one that is ready", wanted.len(), wanted.len());
         return vec![Group::Nodes.ok(CHECK, found)];
     }
-    let mut findings: Vec<Finding> = lacking.iter().map(|node| lacks(node, &of_node(node))).collect();
+    let lacks = |node: &Node| if joins(node, now) { joining(node) } else { lacks(node, &of_node(node)) };
+    let mut findings: Vec<Finding> = lacking.iter().map(|node| lacks(node)).collect();
     // What fails comes first, so that no node which is only away hides it.
     findings.sort_by_key(|finding| finding.state != State::Failed);
     if findings.len() > SHOWN {
@@ -63,6 +68,17 @@ fn by_node(set: &DaemonSet, nodes: &[Node], pods: &[Pod]) -> Vec<Finding> {
         findings.push(all);
     }
     findings
+}
+
+/// Whether the node has joined just now. Its node proxy starts once the node has its images.
+fn joins(node: &Node, now: Option<Timestamp>) -> bool {
+    let created = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    created.zip(now).is_some_and(|(created, now)| now.duration_since(created).as_secs() < JOINING)
+}
+
+fn joining(node: &Node) -> Finding {
+    let found = format!("{} joined less than {JOINING} s ago, and has none that is ready yet", node.name_any());
+    Group::Nodes.warning(CHECK, found, "check again once its images are pulled")
 }
 
 fn lacks(node: &Node, pods: &[&Pod]) -> Finding {
@@ -120,6 +136,8 @@ fn node_of(pod: &Pod) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use serde_json::json;
 
     use super::super::super::snapshot::samples;
@@ -140,6 +158,17 @@ mod tests {
         let findings = check(&snapshot, &installed);
         assert_eq!(findings, [Group::Nodes.ok(CHECK, "1 of 1 Linux nodes have one that is ready")]);
         assert_eq!(served(&installed), ["node-1".to_owned()].into());
+    }
+
+    #[test]
+    fn a_node_that_joined_just_now_is_warned_of() {
+        let (mut snapshot, mut installed) = (samples::snapshot(), samples::installed());
+        installed.node_proxies = Ok(Vec::new());
+        let joined = |seconds| Some(Time(samples::now() - SignedDuration::from_secs(seconds)));
+        for (seconds, state) in [(10, State::Warning), (JOINING, State::Failed)] {
+            snapshot.nodes.as_mut().unwrap()[0].metadata.creation_timestamp = joined(seconds);
+            assert_eq!(check(&snapshot, &installed)[0].state, state, "{seconds}");
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use ctrlmesh_common::selector::Labels;
+use ctrlmesh_manager::rules::pod::Owner;
 use serde_json::{Value, json};
 
 use super::*;
@@ -108,4 +109,33 @@ fn the_condition_says_who_refuses() {
     ] {
         assert_eq!(Fencing::of(&root, root.spec.root.as_ref().unwrap()).sentence(), expected);
     }
+}
+
+#[test]
+fn a_shadow_is_refused_nothing_by_its_proxy() {
+    let mut root = root("Proxy", None);
+    let rule = root.spec.root.as_mut().unwrap();
+    rule.rollout = Some(serde_json::from_value(json!({})).unwrap());
+    let trial = json!({"revision": "new", "phase": "Analysing", "step": 0, "shadow": true,
+        "stepStartedAt": "2026-01-01T00:00:00Z", "passed": 0, "failed": 0, "message": "why"});
+    let rollout = json!({"promoted": "old", "trial": trial});
+    root.status.as_mut().unwrap().rollout = serde_json::from_value(rollout).unwrap();
+    let (namespace, labels) = place();
+    let written = Written {
+        group: "",
+        resource: "configmaps",
+        subresource: "",
+        namespace: Some(&namespace),
+        name: "object",
+        labels: Some(&labels),
+    };
+    let of = |revision: &str| {
+        let mut pod = pod(1);
+        pod.owner = Some(Owner { kind: "StatefulSet".to_owned(), name: "web".to_owned() });
+        pod.labels.insert("controller-revision-hash".to_owned(), revision.to_owned());
+        answers(&root, &written, &[&pod], &Labelling::default()).remove(0).proxy
+    };
+    assert_eq!(of("old").outcome, Outcome::Refused, "the slot is of another shard");
+    let shadow = of("new");
+    assert!(shadow.outcome == Outcome::NotFenced && shadow.message.contains("dry run"), "{shadow:?}");
 }
