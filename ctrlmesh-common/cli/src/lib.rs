@@ -13,6 +13,8 @@ mod rollout;
 mod status;
 mod owner;
 mod plan;
+mod top;
+mod steer;
 mod version;
 mod check;
 mod events;
@@ -60,6 +62,15 @@ enum Command {
     Events(events::Arguments),
     /// Show what applying roots would move: slots, objects by live count, and pods. Applies nothing
     Plan(plan::Arguments),
+    /// Show how many requests, writes and events pods have in a second, and how fast answers are: by shard, pod or
+    /// namespace
+    Top(top::Arguments),
+    /// Give slots, or a namespace, to another shard
+    Move(steer::MoveArgs),
+    /// Take from the shards of a pod, or of the pods on a node, what they own, so that these can be stopped
+    Drain(steer::DrainArgs),
+    /// Even out what the shards of a root own, with few moves
+    Rebalance(steer::RebalanceArgs),
     /// Check a cluster before and after installation. Exits with 2 if a check failed, with 1 if none could be made
     Check(check::Arguments),
     /// Show the versions of this program, and of the managers and proxies of a cluster
@@ -99,6 +110,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Explain(arguments) => explain::run(&arguments)?,
         Command::Events(arguments) => events::run(&arguments)?,
         Command::Plan(arguments) => return Ok(plan::run(&arguments)?),
+        Command::Top(arguments) => top::run(&arguments)?,
+        Command::Move(arguments) => steer::give(&arguments)?,
+        Command::Drain(arguments) => steer::drain(&arguments)?,
+        Command::Rebalance(arguments) => steer::rebalance(&arguments)?,
         Command::Check(arguments) => return Ok(check::run(&arguments)?),
         Command::Version(arguments) => version::run(&arguments)?,
         Command::Rollout(arguments) => rollout::run(arguments)?,

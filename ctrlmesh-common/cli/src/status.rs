@@ -22,13 +22,10 @@ pub(crate) use self::args::Arguments;
 use self::args::Output;
 use self::overview::Overview;
 use crate::cluster::{self, ClusterError, Connection};
-use crate::text::{self, Document, DocumentError, Format};
+use crate::text::{self, CLEAR, Document, DocumentError, Format};
 
 /// Between two looks with `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
-
-/// Puts a terminal's cursor where the screen begins, and clears the screen.
-const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Kind of the document about one root, or about one shard by hand.
 const KIND: &str = "Status";

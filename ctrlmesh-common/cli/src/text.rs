@@ -8,6 +8,9 @@ use ctrlmesh_common::slots::Slot;
 use jiff::Timestamp;
 use serde::Serialize;
 
+/// Puts a terminal's cursor where the screen begins, and clears the screen.
+pub(crate) const CLEAR: &str = "\x1b[H\x1b[2J";
+
 /// A document's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {

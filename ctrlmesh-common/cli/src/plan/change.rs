@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{OnLoss, Root, ShardingConfig};
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
-use ctrlmesh_common::selector::{Labels, Selector};
+use ctrlmesh_common::policy::fence::LAPSED_AFTER;
+use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::share;
 use ctrlmesh_common::slots::{NamespaceHash, Slot};
 use ctrlmesh_manager::labels::{is_named, named_resources};
@@ -14,16 +15,18 @@ use ctrlmesh_manager::rules::shard::{self, DivideError, Labelling, is_made_by};
 use kube::ResourceExt as _;
 use serde::Serialize;
 
+use super::census::{Census, Owners};
+use super::objects::Counted;
 use crate::cluster::{NAMESPACES, resource_name};
 use crate::status::shards::{owned, pods};
 use crate::text::workload;
 
-/// The owner before, and the owner after.
-type Owners = (Option<String>, Option<String>);
+/// How long a move takes as a rule, in seconds. Source: docs/benchmarks.md, where half of them took 0.2 to 0.5 s.
+const USUAL_SECONDS: f64 = 0.5;
 
 /// A root as it is, and as it would be.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(crate) struct Change {
     /// Absent: it is new.
     live: Option<Root>,
     wanted: Root,
@@ -37,9 +40,10 @@ pub(super) struct Change {
     /// Whether shards see less of one of them.
     narrows: bool,
     hash: NamespaceHash,
-    /// By owner before and after. Objects that nobody divides do not count.
-    objects: BTreeMap<Owners, u64>,
+    census: Census,
     shards: Vec<ShardingConfig>,
+    /// The newest.
+    epoch: Option<i64>,
     namespace: String,
     name: String,
 }
@@ -52,76 +56,74 @@ pub(super) struct Selected {
     after: Option<Selector>,
     /// Whether its objects are namespaces, each of which is in itself.
     is_namespaces: bool,
-    objects: BTreeMap<Owners, u64>,
-}
-
-/// An object, as far as it counts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Counted<'a> {
-    pub(super) namespace: Option<&'a str>,
-    pub(super) name: &'a str,
-    pub(super) labels: &'a Labels,
+    census: Census,
 }
 
 /// What applying one root would do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct RootPlan {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) workload: String,
+pub(crate) struct RootPlan {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) workload: String,
     /// Whether the cluster does not have it yet.
-    pub(super) is_new: bool,
+    pub(crate) is_new: bool,
     /// Whether it would be switched off: nothing moves, and its shards stay as they are.
-    pub(super) is_off: bool,
-    pub(super) shards: Vec<ShardPlan>,
-    pub(super) moves: Vec<Move>,
+    pub(crate) is_off: bool,
+    pub(crate) shards: Vec<ShardPlan>,
+    pub(crate) moves: Vec<Move>,
     /// How many times as many objects as the mean the shard with the most owns. Absent: there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) imbalance_before: Option<f64>,
+    pub(crate) imbalance_before: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) imbalance_after: Option<f64>,
+    pub(crate) imbalance_after: Option<f64>,
     /// Pods whose containers are restarted, because the root has `onLoss: Restart` and they lose objects.
-    pub(super) restarted_pods: Vec<String>,
+    pub(crate) restarted_pods: Vec<String>,
     /// Pods that lose or gain something: each of their open watches is led over by three reads.
-    pub(super) changed_pods: Vec<String>,
+    pub(crate) changed_pods: Vec<String>,
+    /// How long that takes as a rule, from the write on. Absent: nothing moves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) expected_seconds: Option<f64>,
+    /// Pods that lose something, and whose proxies have not acknowledged the newest epoch. While one of them does not
+    /// answer, a move takes up to [`LAPSED_AFTER`].
+    pub(crate) late_pods: Vec<String>,
     /// Shards that gain something and have no pod. With a fence, it stays with its owner until one serves.
-    pub(super) without_pods: Vec<String>,
+    pub(crate) without_pods: Vec<String>,
     /// Resources that the root selects otherwise than before, and how.
-    pub(super) selection: Vec<String>,
+    pub(crate) selection: Vec<String>,
     /// Slots that are not with their shard yet, whether the root changes or not.
-    pub(super) pending: Vec<Slot>,
+    pub(crate) pending: Vec<Slot>,
 }
 
 /// What one shard owns before and after.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ShardPlan {
-    pub(super) name: String,
-    pub(super) before: Owned,
-    pub(super) after: Owned,
+pub(crate) struct ShardPlan {
+    pub(crate) name: String,
+    pub(crate) before: Owned,
+    pub(crate) after: Owned,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Owned {
-    pub(super) slots: Vec<Slot>,
+pub(crate) struct Owned {
+    pub(crate) slots: Vec<Slot>,
     /// Whatever their slot.
-    pub(super) namespaces: Vec<String>,
-    pub(super) objects: u64,
+    pub(crate) namespaces: Vec<String>,
+    pub(crate) objects: u64,
 }
 
 /// What goes from one owner to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Move {
+pub(crate) struct Move {
     /// Absent: nobody owns it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) from: Option<String>,
+    pub(crate) from: Option<String>,
     /// Absent: nobody will.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) to: Option<String>,
-    pub(super) slots: Vec<Slot>,
-    pub(super) namespaces: Vec<String>,
-    pub(super) objects: u64,
+    pub(crate) to: Option<String>,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) namespaces: Vec<String>,
+    pub(crate) objects: u64,
 }
 
 impl Change {
@@ -156,15 +158,16 @@ impl Change {
             live: live_root.and_then(|root| root.spec.root.clone()),
             namespace: wanted.namespace().unwrap_or_default(),
             name: wanted.name_any(),
-            wanted: wanted.spec.root.ok_or(DivideError::NoRoot)?,
+            wanted: wanted.spec.root.clone().ok_or(DivideError::NoRoot)?,
             before,
             after,
             pending,
             selection: Vec::new(),
             narrows: false,
             hash: labelling.hash,
-            objects: BTreeMap::new(),
+            census: Census::default(),
             shards,
+            epoch: wanted.status.as_ref().and_then(|status| status.epoch),
         })
     }
 
@@ -180,8 +183,8 @@ impl Change {
             self.compare(before.as_ref(), after.as_ref(), &resource_name(group, plural));
         }
         let is_namespaces = (group, plural) == NAMESPACES;
-        let objects = BTreeMap::new();
-        (before.is_some() || after.is_some()).then_some(Selected { before, after, is_namespaces, objects })
+        let census = Census::default();
+        (before.is_some() || after.is_some()).then_some(Selected { before, after, is_namespaces, census })
     }
 
     fn compare(&mut self, before: Option<&Selector>, after: Option<&Selector>, resource: &str) {
@@ -207,31 +210,36 @@ impl Change {
     pub(super) fn count(&self, selected: &mut Selected, object: Counted<'_>) {
         let namespace = if selected.is_namespaces { Some(object.name) } else { object.namespace };
         let slot = self.hash.slot(namespace.unwrap_or(object.name));
-        let owner = |selector: &Option<Selector>, table: &Ownership| {
-            let is_selected = selector.as_ref().is_some_and(|selector| selector.matches(object.labels));
-            is_selected.then(|| table.owner(slot, namespace).map(str::to_owned))
-        };
-        let (before, after) = (owner(&selected.before, &self.before), owner(&selected.after, &self.after));
-        if before.is_some() || after.is_some() {
-            *selected.objects.entry((before.flatten(), after.flatten())).or_default() += 1;
-        }
+        let selects =
+            |selector: &Option<Selector>| selector.as_ref().is_some_and(|selector| selector.matches(object.labels));
+        selected.census.count(slot, namespace, selects(&selected.before), selects(&selected.after));
     }
 
     /// Takes up what was counted of a resource.
     pub(super) fn add(&mut self, selected: Selected) {
-        for (owners, count) in selected.objects {
-            *self.objects.entry(owners).or_default() += count;
-        }
+        self.census.add(selected.census);
     }
 
-    pub(super) fn plan(self) -> RootPlan {
+    /// Takes the objects that were counted for another change of the same root, which selects the same objects.
+    pub(crate) fn count_as(&mut self, other: &Self) {
+        self.census = other.census.clone();
+    }
+
+    /// The objects that go with each slot of the root as it would be.
+    pub(crate) fn by_slot(&self) -> BTreeMap<Slot, u64> {
+        self.census.by_slot(&self.after)
+    }
+
+    pub(crate) fn plan(&self) -> RootPlan {
         let is_off = self.is_off();
-        let shards = self.shard_plans();
-        let moves = self.moves();
-        let pods_of = |shard: &str| {
+        let objects = self.census.by_owners(&self.before, &self.after);
+        let shards = self.shard_plans(&objects);
+        let moves = self.moves(&objects);
+        let all_pods_of = |shard: &str| {
             let config = self.shards.iter().find(|one| one.name_any() == shard);
-            config.map(|config| pods(config, None)).unwrap_or_default().into_iter().map(|pod| pod.name)
+            config.map(|config| pods(config, self.epoch)).unwrap_or_default()
         };
+        let pods_of = |shard: &str| all_pods_of(shard).into_iter().map(|pod| pod.name);
         let of_shares = || moves.iter().filter(|one| !one.slots.is_empty() || !one.namespaces.is_empty());
         let from: BTreeSet<&str> = of_shares().filter_map(|one| one.from.as_deref()).collect();
         let to: BTreeSet<&str> = of_shares().filter_map(|one| one.to.as_deref()).collect();
@@ -242,7 +250,10 @@ impl Change {
         let changed = if self.selection.is_empty() { from.union(&to).copied().collect() } else { all };
         let changed_pods = changed.into_iter().flat_map(pods_of).collect();
         let without_pods = to.iter().filter(|shard| pods_of(shard).next().is_none()).map(|shard| (*shard).to_owned());
+        let late_pods = from.iter().flat_map(|shard| all_pods_of(shard)).filter(|pod| !pod.current).map(|pod| pod.name);
         RootPlan {
+            expected_seconds: (!from.is_empty() || !to.is_empty()).then_some(USUAL_SECONDS),
+            late_pods: late_pods.collect(),
             workload: workload(&self.wanted),
             is_new: self.live.is_none(),
             is_off,
@@ -251,23 +262,23 @@ impl Change {
             restarted_pods,
             changed_pods,
             without_pods: without_pods.collect(),
-            selection: self.selection,
-            pending: self.pending,
+            selection: self.selection.clone(),
+            pending: self.pending.clone(),
             shards,
             moves,
-            namespace: self.namespace,
-            name: self.name,
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
         }
     }
 
-    fn shard_plans(&self) -> Vec<ShardPlan> {
+    fn shard_plans(&self, counts: &BTreeMap<Owners, u64>) -> Vec<ShardPlan> {
         let owners = |table: &Ownership| {
             let owners = table.slots.values().chain(table.namespaces.values());
             owners.cloned().collect::<BTreeSet<String>>()
         };
         let names: BTreeSet<String> = owners(&self.before).union(&owners(&self.after)).cloned().collect();
         let objects = |is_of: &dyn Fn(&Owners) -> bool| {
-            self.objects.iter().filter(|(owners, _)| is_of(owners)).map(|(_, count)| count).sum()
+            counts.iter().filter(|(owners, _)| is_of(owners)).map(|(_, count)| count).sum()
         };
         let plan = |name: String| ShardPlan {
             before: Owned {
@@ -283,12 +294,12 @@ impl Change {
         names.into_iter().map(plan).collect()
     }
 
-    fn moves(&self) -> Vec<Move> {
+    fn moves(&self, counts: &BTreeMap<Owners, u64>) -> Vec<Move> {
         let mut moves: BTreeMap<Owners, Move> = BTreeMap::new();
         let mut of = |from: Option<&str>, to: Option<&str>, add: &dyn Fn(&mut Move)| {
             let key = (from.map(str::to_owned), to.map(str::to_owned));
             let (slots, namespaces) = (Vec::new(), Vec::new());
-            let objects = self.objects.get(&key).copied().unwrap_or_default();
+            let objects = counts.get(&key).copied().unwrap_or_default();
             let empty = || Move { from: key.0.clone(), to: key.1.clone(), slots, namespaces, objects };
             add(moves.entry(key.clone()).or_insert_with(empty));
         };
@@ -309,7 +320,7 @@ impl Change {
             }
         }
         // Also what the root selects from now on, or no more.
-        for (from, to) in self.objects.keys().filter(|(from, to)| from != to) {
+        for (from, to) in counts.keys().filter(|(from, to)| from != to) {
             of(from.as_deref(), to.as_deref(), &|_| {});
         }
         moves.into_values().collect()
@@ -317,12 +328,17 @@ impl Change {
 }
 
 impl RootPlan {
+    /// How long moving takes at most where a proxy does not answer, in seconds.
+    pub(crate) fn longest_seconds() -> u64 {
+        LAPSED_AFTER.as_secs()
+    }
+
     /// Whether applying it changes who owns anything.
-    pub(super) fn moves_anything(&self) -> bool {
+    pub(crate) fn moves_anything(&self) -> bool {
         !self.moves.is_empty() || !self.selection.is_empty()
     }
 
-    pub(super) fn objects(&self) -> u64 {
+    pub(crate) fn objects(&self) -> u64 {
         self.shards.iter().map(|shard| shard.after.objects).sum()
     }
 }
@@ -339,12 +355,12 @@ impl Owned {
 }
 
 /// Whether both have one namespace and name.
-pub(super) fn is_same(one: &ShardingConfig, other: &ShardingConfig) -> bool {
+pub(crate) fn is_same(one: &ShardingConfig, other: &ShardingConfig) -> bool {
     one.namespace() == other.namespace() && one.name_any() == other.name_any()
 }
 
 /// What is on its way counts for its former owner, as in the manager.
-fn settled(mut table: Ownership) -> Ownership {
+pub(crate) fn settled(mut table: Ownership) -> Ownership {
     if let Some(revoked) = table.revoked.take() {
         for (slot, owner) in revoked.slots {
             table.slots.entry(slot).or_insert(owner);

@@ -31,6 +31,14 @@ pub(super) fn labelled(groups: &[APIGroupDiscovery]) -> Vec<ApiResource> {
     groups.iter().flat_map(of_group).collect()
 }
 
+/// An object, as far as it counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counted<'a> {
+    pub(super) namespace: Option<&'a str>,
+    pub(super) name: &'a str,
+    pub(super) labels: &'a Labels,
+}
+
 fn supports(resource: &APIResourceDiscovery) -> bool {
     VERBS.iter().all(|verb| resource.verbs.iter().any(|one| one == verb))
 }

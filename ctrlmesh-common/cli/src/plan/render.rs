@@ -13,15 +13,17 @@ use crate::text::{dash, described, ranges, table};
 
 /// What a plan comes to, a paragraph a root.
 pub(super) fn screen(plan: &Plan) -> String {
-    let mut text = plan.roots.iter().map(root).collect::<Vec<_>>().join("\n");
-    if !plan.not_counted.is_empty() {
-        text += "\nNot counted:\n";
-        text.extend(plan.not_counted.iter().map(|why| format!("  {why}\n")));
-    }
-    text
+    let parts = plan.roots.iter().map(root).chain(not_counted(&plan.not_counted));
+    parts.collect::<Vec<_>>().join("\n")
 }
 
-fn root(plan: &RootPlan) -> String {
+/// A paragraph on resources whose objects cannot be listed. `None`: there are none.
+pub(crate) fn not_counted(reasons: &[String]) -> Option<String> {
+    (!reasons.is_empty()).then(|| format!("Not counted:\n  {}\n", reasons.join("\n  ")))
+}
+
+/// What is planned for one root.
+pub(crate) fn root(plan: &RootPlan) -> String {
     let state = match plan {
         RootPlan { is_off: true, .. } => "it is switched off: nothing moves, and its shards stay as they are",
         RootPlan { is_new: true, .. } => "it is new",
@@ -44,6 +46,7 @@ fn root(plan: &RootPlan) -> String {
             pods => format!("three for each open watch of {pods} pod(s); nothing is listed anew"),
         };
         fields.push(("Reads", reads));
+        fields.extend(plan.expected_seconds.map(|seconds| ("Time", time(seconds, &plan.late_pods))));
     }
     let mut parts = vec![described(&fields)];
     if !plan.shards.is_empty() {
@@ -67,6 +70,15 @@ fn root(plan: &RootPlan) -> String {
         "
 ",
     )
+}
+
+/// How long moving takes.
+fn time(usual: f64, late: &[String]) -> String {
+    let longest = RootPlan::longest_seconds();
+    match late {
+        [] => format!("about {usual} s; up to {longest} s where a proxy does not answer"),
+        late => format!("up to {longest} s: the proxies of {} are not at the newest epoch", late.join(", ")),
+    }
 }
 
 fn shards(shards: &[ShardPlan]) -> String {

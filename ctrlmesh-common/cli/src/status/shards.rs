@@ -19,7 +19,7 @@ const EVERY_RESOURCE: &str = "*";
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ShardOverview {
-    pub(super) name: String,
+    pub(crate) name: String,
     /// By the table of its root. Empty where it stands alone, too.
     pub(super) slots: Vec<Slot>,
     /// Namespaces that it owns whatever their slot.

@@ -15,3 +15,4 @@ mod run_explained;
 mod run_refused;
 mod run_terminal;
 mod status;
+mod top;

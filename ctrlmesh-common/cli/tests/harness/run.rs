@@ -41,14 +41,15 @@ impl Bed {
         Self::before(pki, upstream)
     }
 
-    /// An API server that answers as `answer` says.
+    /// An API server that answers as `answer` says: with JSON, or with a text.
     pub(crate) async fn answering(
         answer: impl Fn(&ReceivedRequest) -> (StatusCode, Value) + Clone + Send + Sync + 'static,
     ) -> Self {
         let pki = Pki::new();
         let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), move |seen| {
             let (status, body) = answer(&seen);
-            async move { whole(status, body.to_string()) }
+            let body = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
+            async move { whole(status, body) }
         });
         Self::before(pki, upstream.await)
     }

@@ -35,6 +35,7 @@ mod rollout_metrics;
 mod rotation;
 mod routed;
 mod placement;
+mod steer;
 mod stream;
 mod takeover;
 mod token;

@@ -1,13 +1,13 @@
 use super::*;
 use crate::plan::change::Owned;
 
-#[test]
-fn a_plan_is_one_screen() {
+/// A root of which half goes to another shard.
+fn planned() -> RootPlan {
     let slots = |from: u8, to: u8| (from..to).map(|slot| Slot::try_from(i64::from(slot)).unwrap()).collect();
     let owned = |from, to, objects| Owned { slots: slots(from, to), namespaces: Vec::new(), objects };
     let shard = |name: &str, before, after| ShardPlan { name: name.to_owned(), before, after };
     let text = str::to_owned;
-    let plan = RootPlan {
+    RootPlan {
         namespace: text("ops"),
         name: text("web"),
         workload: text("Deployment web"),
@@ -28,11 +28,17 @@ fn a_plan_is_one_screen() {
         imbalance_after: Some(1.111),
         restarted_pods: Vec::new(),
         changed_pods: vec![text("web-0")],
+        expected_seconds: Some(0.5),
+        late_pods: Vec::new(),
         without_pods: vec![text("web-2-normal")],
         selection: vec![text("pods anew")],
         pending: slots(3, 5),
-    };
-    let printed = screen(&Plan { roots: vec![plan], not_counted: vec![text("pods: forbidden")] });
+    }
+}
+
+#[test]
+fn a_plan_is_one_screen() {
+    let printed = screen(&Plan { roots: vec![planned()], not_counted: vec!["pods: forbidden".to_owned()] });
     let expected = "\
 Root:      ops/web, Deployment web
 State:     it is there, and something moves
@@ -41,6 +47,7 @@ Imbalance: 1.00 -> 1.11: the most objects of a shard, to the mean
 Selects:   pods anew
 Restarts:  no pod
 Reads:     three for each open watch of 1 pod(s); nothing is listed anew
+Time:      about 0.5 s; up to 22 s where a proxy does not answer
 
 SHARD          SLOTS          NAMESPACES   OBJECTS
 web-1-normal   0-31 -> 0-15   -            90 -> 50
