@@ -157,7 +157,9 @@ impl Tier {
             Self::ControlPlane if !tools::otel_collector().is_file() => {
                 Some("needs the OpenTelemetry collector".to_owned())
             }
-            Self::ControlPlane => setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl"])),
+            Self::ControlPlane => {
+                setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl", "chromium"]))
+            }
             _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),
             Self::Kernel => None,

@@ -19,11 +19,13 @@ use std::io::{Write as _, stdout};
 
 use jiff::Timestamp;
 use kube::core::ApiResource;
+use serde::Serialize;
 
 pub(crate) use self::args::Arguments;
-use self::error::ExplainError;
+pub(crate) use self::error::ExplainError;
 use self::object::Explanation;
 use self::request::RequestExplanation;
+use self::steps::Step;
 use crate::cluster::labelling::labelling;
 use crate::cluster::{self, Connection};
 use crate::owner;
@@ -56,17 +58,38 @@ async fn explain(arguments: &Arguments) -> Result<String, ExplainError> {
             None => request::screen(&explanation),
         });
     }
-    let explanation = of_object(&connection, arguments).await?;
+    let name = arguments.name.as_deref().unwrap_or_default();
+    let explanation = of_object(&connection, &arguments.resource, name, arguments.for_pod.as_deref()).await?;
     Ok(match format {
         Some(format) => text::document(format, &Document::new(KIND, &explanation))?,
         None => render::screen(&explanation, Timestamp::now()),
     })
 }
 
-async fn of_object(connection: &Connection, arguments: &Arguments) -> Result<Explanation, ExplainError> {
-    let client = &connection.client;
-    let name = arguments.name.clone().unwrap_or_default();
-    let resource = owner::resource(client, &arguments.resource).await?;
+/// An object, and the steps by which its owner is explained.
+#[derive(Debug, Serialize)]
+pub(crate) struct Explained {
+    object: String,
+    steps: Vec<Step>,
+}
+
+/// Explains an object of the connection's namespace.
+///
+/// # Errors
+/// Why not, and what to do about it.
+pub(crate) async fn explained(connection: &Connection, resource: &str, name: &str) -> Result<Explained, ExplainError> {
+    let explanation = of_object(connection, resource, name, None).await?;
+    Ok(Explained { object: render::title(&explanation), steps: render::all_steps(&explanation, Timestamp::now()) })
+}
+
+async fn of_object(
+    connection: &Connection,
+    resource: &str,
+    name: &str,
+    for_pod: Option<&str>,
+) -> Result<Explanation, ExplainError> {
+    let (client, name) = (&connection.client, name.to_owned());
+    let resource = owner::resource(client, resource).await?;
     let namespace = resource.namespaced.then(|| connection.namespace.clone());
     let metadata = owner::metadata(client, &resource, namespace.as_deref(), &name).await?;
     let (configs, labelling) = (owner::configs(client).await?, labelling(client).await?);
@@ -74,12 +97,12 @@ async fn of_object(connection: &Connection, arguments: &Arguments) -> Result<Exp
     let ApiResource { group, plural, .. } = resource.api;
     let owners = owners(Object { group, resource: plural, namespace, name, labels }, &configs, &labelling);
     let mut facts = read::facts(client, &metadata, &owners, &configs).await;
-    if let Some(pod) = &arguments.for_pod {
+    if let Some(pod) = for_pod {
         let mut all = facts.roots.iter_mut();
-        if !all.any(|(_, root)| root.pods.iter().any(|one| one.name.name == *pod)) {
-            return Err(ExplainError::NotOfTheWorkload { pod: pod.clone() });
+        if !all.any(|(_, root)| root.pods.iter().any(|one| one.name.name == pod)) {
+            return Err(ExplainError::NotOfTheWorkload { pod: pod.to_owned() });
         }
-        facts.roots.values_mut().for_each(|root| root.pods.retain(|one| one.name.name == *pod));
+        facts.roots.values_mut().for_each(|root| root.pods.retain(|one| one.name.name == pod));
     }
     Ok(object::explanation(owners, &configs, &labelling, facts))
 }

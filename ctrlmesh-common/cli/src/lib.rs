@@ -19,6 +19,7 @@ mod version;
 mod check;
 mod events;
 mod explain;
+mod dashboard;
 mod completion;
 
 use std::ffi::{OsStr, OsString};
@@ -73,6 +74,8 @@ enum Command {
     Rebalance(steer::RebalanceArgs),
     /// Check a cluster before and after installation. Exits with 2 if a check failed, with 1 if none could be made
     Check(check::Arguments),
+    /// Serve a page that shows who owns what, on this machine only, and open it in a browser
+    Dashboard(dashboard::Arguments),
     /// Show the versions of this program, and of the managers and proxies of a cluster
     Version(version::Arguments),
     /// Show canary upgrades of operators, and go on with one or end one
@@ -114,6 +117,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Move(arguments) => steer::give(&arguments)?,
         Command::Drain(arguments) => steer::drain(&arguments)?,
         Command::Rebalance(arguments) => steer::rebalance(&arguments)?,
+        Command::Dashboard(arguments) => dashboard::run(&arguments)?,
         Command::Check(arguments) => return Ok(check::run(&arguments)?),
         Command::Version(arguments) => version::run(&arguments)?,
         Command::Rollout(arguments) => rollout::run(arguments)?,

@@ -62,7 +62,7 @@ pub(crate) enum TopError {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Top {
-    /// Length of the interval.
+    /// For how long requests were counted.
     seconds: f64,
     rows: Vec<Row>,
     /// Proxies whose metrics were not read, with the reason.

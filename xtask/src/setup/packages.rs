@@ -38,7 +38,8 @@ const PACKAGES: [Need; 17] = [
 ];
 
 /// What tests need beside them.
-const OF_TESTS: [Need; 2] = [
+const OF_TESTS: [Need; 3] = [
+    ("chromium", "tests: a browser for the page of `ctrlmesh dashboard`", "chromium"),
     ("default-jdk-headless", "tests: an operator in Java", "javac"),
     ("maven", "tests: the client of an operator in Java", "mvn"),
 ];

@@ -1,7 +1,7 @@
 //! Reads objects for commands that go on where one of them cannot be read.
 
 use std::error::Error as _;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::api::ListParams;
@@ -37,6 +37,15 @@ impl Unanswered {
         match error {
             Error::Api(status) if status.code == FORBIDDEN => Self::Forbidden { right: right.to_owned() },
             error => Self::Failed { request: right.to_owned(), error: causes(error) },
+        }
+    }
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forbidden { right } => write!(out, "you may not {right}"),
+            Self::Failed { request, error } => write!(out, "{request}: {error}"),
         }
     }
 }

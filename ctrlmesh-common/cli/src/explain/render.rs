@@ -21,9 +21,17 @@ const SELECTOR_WIDTH: usize = 100;
 
 /// One screen about an object.
 pub(super) fn screen(explanation: &Explanation, now: Timestamp) -> String {
+    format!("Object: {}\n{}", title(explanation), steps::print(&all_steps(explanation, now)))
+}
+
+/// Names the object.
+pub(super) fn title(explanation: &Explanation) -> String {
     let object = &explanation.object;
     let path = object.namespace.as_ref().map_or_else(String::new, |namespace| format!("{namespace}/"));
-    let title = format!("Object: {} {path}{}\n", resource_name(&object.group, &object.resource), object.name);
+    format!("{} {path}{}", resource_name(&object.group, &object.resource), object.name)
+}
+
+pub(super) fn all_steps(explanation: &Explanation, now: Timestamp) -> Vec<Step> {
     let mut all = vec![slot(explanation)];
     for root in &explanation.roots {
         all.push(owner(root, explanation, now));
@@ -34,7 +42,7 @@ pub(super) fn screen(explanation: &Explanation, now: Timestamp) -> String {
     if !explanation.not_known.is_empty() {
         all.push(Step { title: "What could not be read".to_owned(), lines: explanation.not_known.clone() });
     }
-    title + &steps::print(&all)
+    all
 }
 
 fn slot(explanation: &Explanation) -> Step {

@@ -2,9 +2,11 @@
 //!
 //! Pure.
 
+use serde::Serialize;
+
 /// One step of an explanation.
-#[derive(Debug)]
-pub(super) struct Step {
+#[derive(Debug, Serialize)]
+pub(crate) struct Step {
     pub(super) title: String,
     /// Sentences, and tables of several lines.
     pub(super) lines: Vec<String>,

@@ -184,7 +184,7 @@ impl Overview {
     }
 
     /// Whether every object has an owner, and nothing is wrong.
-    pub(super) fn is_well(&self) -> bool {
+    pub(crate) fn is_well(&self) -> bool {
         let owns_all = self.unowned_slots.is_empty() && self.unowned_namespaces.is_empty();
         owns_all && self.problems.is_empty() && self.open_breakers.is_empty()
     }

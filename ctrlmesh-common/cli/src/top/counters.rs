@@ -71,7 +71,7 @@ impl Counters {
             "request_seconds_count" => self.answers += value,
             "request_seconds_bucket" => *self.buckets.entry(nanoseconds(sample.label("le"))).or_default() += value,
             "namespace_requests_total" => {
-                *self.namespaces.entry(sample.label("object_namespace").to_owned()).or_default() += value
+                *self.namespaces.entry(sample.label("object_namespace").to_owned()).or_default() += value;
             }
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! Reads the samples of a page of metrics in the format of Prometheus or OpenMetrics.
+//! Reads the samples of a page of metrics in the format of Prometheus or `OpenMetrics`.
 //!
 //! Pure. Source: <https://prometheus.io/docs/specs/om/open_metrics_spec/>. Timestamps and exemplars are left out.
 

@@ -1,14 +1,16 @@
 //! Reads the metrics of all proxies through the API server, twice, and takes the difference.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use ctrlmesh_common::names::port;
 use ctrlmesh_manager::install::rbac;
+use futures::AsyncReadExt as _;
 use http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
 use super::TopError;
 use super::counters::{Counters, PodKey, counters};
@@ -19,6 +21,12 @@ use crate::version::part::{NODE_PROXIES, enrolled};
 
 /// Proxies that are asked at once.
 const AT_ONCE: usize = 16;
+
+/// Limit for one page. That of a node with 100 busy pods has about 20 MB.
+const PAGE_BYTES: u64 = 64 << 20;
+
+/// Limit for the time until one page is read.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// What proxies counted within one interval.
 #[derive(Clone, Debug, Default)]
@@ -56,17 +64,20 @@ impl Sampler {
         let mut sample = Sample::default();
         for (target, page) in &now {
             match (page, self.before.get(target)) {
-                (Err(why), _) => sample.not_read.push(format!("{}/{}: {}", target.namespace, target.pod, reason(why))),
+                (Err(why), _) => sample.not_read.push(format!("{}/{}: {why}", target.namespace, target.pod)),
                 (Ok((at, pods)), Some(Ok((then, before)))) => {
-                    let nothing = Counters::default();
-                    let traffic = pods.iter().map(|(key, counters)| PodTraffic {
+                    sample.pods.extend(pods.iter().map(|(key, counters)| PodTraffic {
                         key: key.clone(),
-                        counters: counters.since(before.get(key).unwrap_or(&nothing)),
+                        counters: counters.since(&counted(before, key)),
                         within: *at - *then,
-                    });
-                    sample.pods.extend(traffic);
+                    }));
                 }
-                (Ok(_), _) => {}
+                (Ok(_), _) => {
+                    let Target { namespace, pod, .. } = target;
+                    sample
+                        .not_read
+                        .push(format!("{namespace}/{pod}: it was not there before, and is counted from now on"));
+                }
             }
         }
         self.before = now;
@@ -74,8 +85,14 @@ impl Sampler {
     }
 }
 
+/// What had been counted of a pod. A pod that has got another shard goes on counting under the name of that one.
+fn counted(before: &BTreeMap<PodKey, Counters>, key: &PodKey) -> Counters {
+    let is_it = |(one, _): &(&PodKey, &Counters)| one.namespace == key.namespace && one.pod == key.pod;
+    before.get(key).or_else(|| before.iter().find(is_it).map(|(_, counters)| counters)).cloned().unwrap_or_default()
+}
+
 async fn pages(client: &Client) -> Result<Pages, TopError> {
-    let read = |why: Unanswered| TopError::Pods { reason: reason(&why) };
+    let read = |why: Unanswered| TopError::Pods { reason: why.to_string() };
     let proxies = answer::list::<Pod>(client, rbac::NAMESPACE, NODE_PROXIES).await.map_err(read)?;
     let enrolled = answer::list_all::<Pod>(client, &enrolled()).await.map_err(read)?;
     let mut left = targets(&proxies, &enrolled);
@@ -95,7 +112,8 @@ async fn pages(client: &Client) -> Result<Pages, TopError> {
     if pages.values().any(Result::is_ok) {
         return Ok(pages);
     }
-    let reasons: BTreeSet<String> = pages.values().filter_map(|page| page.as_ref().err().map(reason)).collect();
+    let reasons: BTreeSet<String> =
+        pages.values().filter_map(|page| page.as_ref().err().map(ToString::to_string)).collect();
     Err(if reasons.is_empty() {
         TopError::NoProxy
     } else {
@@ -111,10 +129,10 @@ async fn page(client: Client, target: Target) -> (Target, Page) {
     let right = format!("get pods/proxy in namespace {namespace}");
     let request = Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError);
     let answer = match request {
-        Ok(request) => client.request_text(request).await,
-        Err(error) => Err(error),
+        Ok(request) => text(&client, request, &right).await,
+        Err(error) => Err(Unanswered::of(&right, &error)),
     };
-    let page = answer.map_err(|error| Unanswered::of(&right, &error)).map(|text| {
+    let page = answer.map(|text| {
         let mut pods = counters(&text);
         if *is_sidecar {
             pods = pods.into_iter().map(|(key, counters)| (named(key, namespace, pod), counters)).collect();
@@ -124,14 +142,37 @@ async fn page(client: Client, target: Target) -> (Target, Page) {
     (target, page)
 }
 
+/// The beginning of an answer, which is all of it unless somebody else answers in the place of a proxy.
+async fn text(client: &Client, request: Request<Vec<u8>>, right: &str) -> Result<String, Unanswered> {
+    let failed = |error: String| Unanswered::Failed { request: right.to_owned(), error };
+    let read = async {
+        let stream = client.request_stream(request).await.map_err(|error| Unanswered::of(right, &error))?;
+        let mut text = String::new();
+        let read = stream.take(PAGE_BYTES).read_to_string(&mut text).await;
+        read.map(|_| text).map_err(|error| failed(error.to_string()))
+    };
+    time::timeout(ANSWER, read).await.unwrap_or_else(|_late| Err(failed("no whole answer in time".to_owned())))
+}
+
 /// A sidecar may not know the name of its pod.
 fn named(key: PodKey, namespace: &str, pod: &str) -> PodKey {
     PodKey { namespace: namespace.to_owned(), pod: pod.to_owned(), shard: key.shard }
 }
 
-fn reason(why: &Unanswered) -> String {
-    match why {
-        Unanswered::Forbidden { right } => format!("you may not {right}"),
-        Unanswered::Failed { request, error } => format!("{request}: {error}"),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_changes_its_shard_is_not_counted_anew() {
+        let key = |pod: &str, shard: &str| PodKey {
+            namespace: "ops".to_owned(),
+            pod: pod.to_owned(),
+            shard: shard.to_owned(),
+        };
+        let counters = Counters { requests: 7.0, ..Counters::default() };
+        let before = BTreeMap::from([(key("a", "one"), counters.clone())]);
+        assert_eq!(counted(&before, &key("a", "two")), counters);
+        assert_eq!(counted(&before, &key("b", "one")), Counters::default());
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::counters::{Counters, PodKey};
 
@@ -18,6 +18,18 @@ pub(crate) struct PodTraffic {
 }
 
 impl PodTraffic {
+    /// So many requests within two seconds.
+    #[cfg(test)]
+    pub(crate) fn of_requests(namespace: &str, pod: &str, requests: f64) -> Self {
+        let (namespace, pod, shard) = (namespace.to_owned(), pod.to_owned(), String::new());
+        let counters = Counters { requests, ..Counters::default() };
+        Self { key: PodKey { namespace, pod, shard }, counters, within: Duration::from_secs(2) }
+    }
+
+    pub(crate) fn requests(&self) -> f64 {
+        self.counters.requests
+    }
+
     /// Requests by the namespace of their objects.
     pub(crate) fn by_namespace(&self) -> impl Iterator<Item = (&str, f64)> {
         self.counters.namespaces.iter().map(|(namespace, count)| (namespace.as_str(), *count))
@@ -42,12 +54,12 @@ pub(crate) struct Rates {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mean_seconds: Option<f64>,
     /// Within which 99 of 100 answers came. Infinite, and null in JSON: longer than the proxy measures.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "finite")]
     pub(crate) p99_seconds: Option<f64>,
 }
 
 impl Rates {
-    pub(super) fn of<'a>(pods: impl IntoIterator<Item = &'a PodTraffic>) -> Self {
+    pub(crate) fn of<'a>(pods: impl IntoIterator<Item = &'a PodTraffic>) -> Self {
         let (mut rates, mut all) = (Self::default(), Counters::default());
         for PodTraffic { counters, within, .. } in pods {
             let seconds = within.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -76,6 +88,11 @@ pub(super) fn by_namespace<'a>(pods: impl IntoIterator<Item = &'a PodTraffic>) -
         }
     }
     namespaces
+}
+
+#[expect(clippy::ref_option, reason = "as serde calls it")]
+fn finite<S: Serializer>(seconds: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    seconds.filter(|seconds| seconds.is_finite()).serialize(serializer)
 }
 
 /// Groups pods by this.

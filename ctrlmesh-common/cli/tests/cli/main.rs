@@ -5,6 +5,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 mod check;
+mod dashboard;
 mod events;
 mod explain;
 mod manifests;

@@ -4,12 +4,15 @@
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod address;
+mod alerts_fire;
 mod attacks;
 mod audit;
 mod bed;
+mod browser;
 mod budgets;
 mod comeback;
 mod commands;
+mod dashboard;
 mod dead;
 mod faults;
 mod follow;

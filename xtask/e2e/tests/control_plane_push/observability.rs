@@ -139,6 +139,13 @@ fn groups() -> Value {
     rule["spec"]["groups"].clone()
 }
 
+/// The same, where each alert fires as soon as what it is for is seen.
+pub(crate) fn at_once() -> Value {
+    let mut groups = groups();
+    rules(&mut groups).for_each(|rule| drop(rule.as_object_mut().unwrap().remove("for")));
+    groups
+}
+
 fn rules(groups: &mut Value) -> impl Iterator<Item = &mut Value> {
     groups.as_array_mut().unwrap().iter_mut().flat_map(|group| group["rules"].as_array_mut().unwrap())
 }
@@ -245,7 +252,7 @@ fn documents(text: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(text).unwrap()
 }
 
-fn job(name: &str, targets: &[String]) -> Value {
+pub(crate) fn job(name: &str, targets: &[String]) -> Value {
     json!({
         "job_name": format!("ctrlmesh-system/ctrlmesh-{name}"),
         "honor_labels": true,
@@ -279,7 +286,7 @@ async fn write(client: Client) {
     }
 }
 
-async fn until_fires(prometheus: &Prometheus, alert: &str, fires: bool) {
+pub(crate) async fn until_fires(prometheus: &Prometheus, alert: &str, fires: bool) {
     let what = format!("{alert}: {fires}");
     eventually(&what, async || (prometheus.fires(alert) == fires).then_some(())).await;
 }
@@ -297,12 +304,9 @@ async fn prometheus_sees_what_breaks() {
         promtool(&["check", "metrics"], &as_text_format(page)).unwrap();
     }
 
-    // Each alert at once.
-    let mut groups = groups();
-    rules(&mut groups).for_each(|rule| drop(rule.as_object_mut().unwrap().remove("for")));
     let sidecars = [one.admin.to_string(), two.admin.to_string()];
     let jobs = [job("manager", &[bed.replica.metrics.to_string()]), job("sidecars", &sidecars)];
-    let prometheus = Prometheus::start(&jobs, &groups).await;
+    let prometheus = Prometheus::start(&jobs, &at_once()).await;
     let writes = tokio::spawn(write(clients[0].clone()));
     for query in panel_queries() {
         let what = format!("data for {query}");
