@@ -12,7 +12,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::bed::eventually;
-use crate::full::{OPERATOR, SYSTEM, TEAMS, Teams, divide_fenced, enrolled, parted, proxies, world};
+use crate::follow::operator_config;
+use crate::full::{OPERATOR, SYSTEM, TEAMS, Teams, divide_fenced, enrolled, parted, proxies, seen, world};
 use crate::observability::{at_once, job, until_fires};
 use crate::owned::watch;
 use crate::process::Replica;
@@ -24,7 +25,7 @@ const SHORT_LIFE: [&str; 2] = ["--ca-validity", "720h"];
 const BREAKER: &str = "closed-to-all";
 
 /// Makes an attempt, again and again, until the alert fires.
-async fn fires_by(prometheus: &Prometheus, alert: &str, mut attempt: impl AsyncFnMut()) {
+async fn fires_by<T>(prometheus: &Prometheus, alert: &str, mut attempt: impl AsyncFnMut() -> T) {
     eventually(alert, async || {
         attempt().await;
         prometheus.fires(alert).then_some(())
@@ -71,7 +72,7 @@ fn ask_nonsense(replica: &Replica) {
 /// What a user does to a root, and what breaks by it; each is undone.
 async fn of_roots(prometheus: &Prometheus, client: &Client, clients: &[Client; 2], [own, other]: &[Teams; 2]) {
     let foreign = other.first().unwrap();
-    fires_by(prometheus, "CtrlmeshWritesRefused", async || drop(touch(&clients[0], foreign).await)).await;
+    fires_by(prometheus, "CtrlmeshWritesRefused", async || touch(&clients[0], foreign).await).await;
     assert!(touch(&clients[0], own.first().unwrap()).await);
 
     open_breaker(client).await;
@@ -130,7 +131,11 @@ async fn alerts_fire_for_what_they_are_for() {
     eventually("the proxies to fence again", async || (!touch(&clients[0], foreign).await).then_some(())).await;
     replica.program().kill();
     let own = own.first().unwrap();
-    fires_by(&prometheus, "CtrlmeshWritesUnconfirmed", async || drop(touch(&clients[0], own).await)).await;
+    // A client that does not try again by itself.
+    let mut config = operator_config(&client, &settings, &pods[0], &one).await;
+    config.default_retry = false;
+    let through = Client::try_from(config).unwrap();
+    fires_by(&prometheus, "CtrlmeshWritesUnconfirmed", async || touch(&through, own).await).await;
     cluster.stop_apiserver_of(0).unwrap();
-    fires_by(&prometheus, "CtrlmeshUpstreamErrors", async || drop(touch(&clients[0], own).await)).await;
+    fires_by(&prometheus, "CtrlmeshUpstreamErrors", async || seen(&through).await).await;
 }
