@@ -19,7 +19,23 @@ fn three_shards_of_the_example_do_what_one_replica_does() -> Result<()> {
     let steps = [REFERENCE, SHARDS, CANARY, PROXY, ROLLOUT, MANAGER, REPLICA, ADDED, WILD, BAD, END, LEAVE];
     let environment = stage::stage(Work::Websites, 60, &[Image::ExampleOperator], &[])?;
     checked(&environment.cluster)?;
-    stage::play_on(&environment, &steps)
+    let (before, after) = steps.split_at(2);
+    stage::play_on(&environment, before)?;
+    // Each fails where no proxy's metrics can be read through the API server.
+    called(&environment.cluster, &["top", "-A", "--by", "pod", "--interval", "2s"])?;
+    called(
+        &environment.cluster,
+        &["rebalance", "example-operator", "-n", "example-operator", "--by", "requests", "--sample", "2s", "--dry-run"],
+    )?;
+    stage::play_on(&environment, after)
+}
+
+/// Calls `ctrlmesh`, which prints for whoever reads the test.
+fn called(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+    let arguments = ["ctrlmesh"].iter().chain(arguments).map(OsString::from);
+    let code = ctrlmesh::main(arguments.chain(["--kubeconfig".into(), cluster.kubeconfig().into()]))?;
+    ensure!(code == ExitCode::SUCCESS, "`ctrlmesh` ended with {code:?}");
+    Ok(())
 }
 
 /// Waits until `ctrlmesh check` finds no failure in the new installation.
