@@ -13,6 +13,8 @@ mod exemplars;
 mod go;
 mod informer;
 mod locks;
+#[path = "../harness/prometheus.rs"]
+mod prometheus;
 mod reads;
 mod reflector;
 mod refusals;

@@ -3,19 +3,17 @@
 use std::process::Command;
 
 use ctrlmesh_common::api::CircuitBreaker;
-use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use tempfile::TempDir;
 
 use crate::bed::eventually;
 use crate::follow::operator_config;
-use crate::full::{OPERATOR, SYSTEM, TEAMS, Teams, divide_fenced, enrolled, parted, proxies, seen, world};
+use crate::full::{OPERATOR, TEAMS, Teams, divide_fenced, parted, proxies, seen};
 use crate::observability::{at_once, job, until_fires};
-use crate::owned::watch;
+use crate::owned::{Bed, bed_with, watch};
 use crate::process::Replica;
 use crate::prometheus::Prometheus;
 
@@ -96,14 +94,8 @@ async fn of_roots(prometheus: &Prometheus, client: &Client, clients: &[Client; 2
 
 #[tokio::test]
 async fn alerts_fire_for_what_they_are_for() {
-    let mut cluster = ControlPlane::start(&Options::default()).unwrap();
-    let client = cluster.client().await.unwrap();
-    let folder = TempDir::new().unwrap();
-    world(&client).await;
-    let mut replica = Replica::start(&cluster, SYSTEM, &SHORT_LIFE).await;
-    replica.until_ready().await;
-    divide_fenced(&client, "Proxy", 2, None).await;
-    let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
+    let bed = bed_with("Proxy", 2, None, &SHORT_LIFE).await;
+    let Bed { mut cluster, mut replica, client, settings, pods, .. } = bed;
     let ([one, two], clients) = proxies(&client, &settings, &pods).await;
     let parts = parted(&clients, |_, _| true).await;
     let _watches = clients.each_ref().map(watch::<ConfigMap>);

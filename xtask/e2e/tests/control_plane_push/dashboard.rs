@@ -8,21 +8,19 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_testbed::{ControlPlane, Options};
+use ctrlmesh_testbed::ControlPlane;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::bed::eventually;
 use crate::browser::Browser;
 use crate::commands::{printed, printed_in};
-use crate::full::{OPERATOR, ROOT, SYSTEM, TEAMS, divide, enrolled, parted, proxies, world};
-use crate::owned::watch;
-use crate::process::Replica;
+use crate::full::{OPERATOR, ROOT, TEAMS, parted, proxies};
+use crate::owned::{Bed, bed, watch};
 
 /// Roots on one page.
 const MANY: usize = 50;
@@ -217,32 +215,25 @@ async fn many_roots(browser: &mut Browser, client: &Client) -> String {
 
 #[tokio::test]
 async fn the_page_shows_who_owns_what() {
-    let cluster = ControlPlane::start(&Options::default()).unwrap();
-    let client = cluster.client().await.unwrap();
-    let folder = TempDir::new().unwrap();
-    world(&client).await;
-    let replica = Replica::start(&cluster, SYSTEM, &[]).await;
-    replica.until_ready().await;
-    divide(&client, 2, None).await;
-    let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-    let (_sidecars, clients) = proxies(&client, &settings, &pods).await;
+    let Bed { client, cluster, settings, pods, .. } = &bed("Proxy", 2, None).await;
+    let (_sidecars, clients) = proxies(client, settings, pods).await;
     parted(&clients, |_, _| true).await;
 
-    let dashboard = Dashboard::start(&cluster);
+    let dashboard = Dashboard::start(cluster);
     nobody_else_reads(&dashboard).await;
     let mut browser = Browser::start();
     browser.open(&dashboard.url);
     until_true(&mut browser, "document.querySelector('#live')?.dataset.state === 'live'").await;
-    until_shown(&mut browser, &client).await;
-    printed(&cluster, &["move", "0-3", "--to", "op-2-normal", "--wait"]);
-    printed(&cluster, &["move", "31", "--to", "op-1-normal", "--wait"]);
+    until_shown(&mut browser, client).await;
+    printed(cluster, &["move", "0-3", "--to", "op-2-normal", "--wait"]);
+    printed(cluster, &["move", "31", "--to", "op-1-normal", "--wait"]);
     let _watches = clients.each_ref().map(watch::<ConfigMap>);
-    until_shown(&mut browser, &client).await;
-    an_object_is_explained(&mut browser, &cluster).await;
+    until_shown(&mut browser, client).await;
+    an_object_is_explained(&mut browser, cluster).await;
     usable_without_a_mouse(&mut browser).await;
     until_true(&mut browser, "document.querySelector('.root .verdict')?.dataset.bad === 'false'").await;
     pictures(&mut browser);
-    eprintln!("{}", many_roots(&mut browser, &client).await);
+    eprintln!("{}", many_roots(&mut browser, client).await);
     drop(dashboard);
     until_true(&mut browser, "document.querySelector('#live').dataset.state === 'stale'").await;
 }

@@ -29,6 +29,8 @@ mod owned;
 mod pace;
 mod process;
 mod prometheus;
+#[path = "../harness/prometheus.rs"]
+mod prometheus_server;
 mod relabel;
 mod replicas;
 mod resume;

@@ -155,19 +155,24 @@ pub(crate) struct Bed {
     // Dropped in this order.
     pub(crate) replica: Replica,
     _folder: TempDir,
-    _cluster: ControlPlane,
+    pub(crate) cluster: ControlPlane,
 }
 
 pub(crate) async fn bed(fence: &str, shards: u32, canary: Option<Value>) -> Bed {
+    bed_with(fence, shards, canary, &[]).await
+}
+
+/// The same, with these flags of the manager besides.
+pub(crate) async fn bed_with(fence: &str, shards: u32, canary: Option<Value>, flags: &[&str]) -> Bed {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();
     world(&client).await;
-    let replica = Replica::start(&cluster, SYSTEM, &[]).await;
+    let replica = Replica::start(&cluster, SYSTEM, flags).await;
     replica.until_ready().await;
     divide_fenced(&client, fence, shards, canary).await;
     let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-    Bed { client, settings, pods, replica, _folder: folder, _cluster: cluster }
+    Bed { client, settings, pods, replica, _folder: folder, cluster }
 }
 
 #[tokio::test]

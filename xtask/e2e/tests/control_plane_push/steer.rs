@@ -2,15 +2,14 @@
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::slots::NamespaceHash;
-use ctrlmesh_testbed::{ControlPlane, Options};
+use ctrlmesh_testbed::ControlPlane;
 use kube::{Api, Client};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::bed::eventually;
 use crate::commands::{output, printed};
-use crate::full::{OPERATOR, ROOT, SYSTEM, TEAMS, Teams, divide, enrolled, parted, proxies, seen, world};
-use crate::process::Replica;
+use crate::full::{OPERATOR, ROOT, TEAMS, Teams, parted, proxies, seen};
+use crate::owned::{Bed, bed};
 
 const FIRST: &str = "op-1-normal";
 
@@ -66,34 +65,27 @@ async fn a_namespace_moves(cluster: &ControlPlane, client: &Client, clients: &[C
 
 #[tokio::test]
 async fn slots_are_moved_drained_and_balanced_by_hand() {
-    let cluster = ControlPlane::start(&Options::default()).unwrap();
-    let client = cluster.client().await.unwrap();
-    let folder = TempDir::new().unwrap();
-    world(&client).await;
-    let replica = Replica::start(&cluster, SYSTEM, &[]).await;
-    replica.until_ready().await;
-    divide(&client, 2, None).await;
-    let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
-    let (_sidecars, clients) = proxies(&client, &settings, &pods).await;
+    let Bed { client, cluster, settings, pods, .. } = &bed("Proxy", 2, None).await;
+    let (_sidecars, clients) = proxies(client, settings, pods).await;
 
-    a_namespace_moves(&cluster, &client, &clients).await;
-    refused(&cluster, &["move", "32", "--to", FIRST], "slots are 0 to 31");
-    refused(&cluster, &["move", "team-9", "--to", FIRST], "there is no namespace \"team-9\"");
-    refused(&cluster, &["move", "0", "--to", "op-7-normal"], "there are: op-1-normal, op-2-normal");
+    a_namespace_moves(cluster, client, &clients).await;
+    refused(cluster, &["move", "32", "--to", FIRST], "slots are 0 to 31");
+    refused(cluster, &["move", "team-9", "--to", FIRST], "there is no namespace \"team-9\"");
+    refused(cluster, &["move", "0", "--to", "op-7-normal"], "there are: op-1-normal, op-2-normal");
 
-    let drained = printed(&cluster, &["drain", "op-1", "--wait"]);
+    let drained = printed(cluster, &["drain", "op-1", "--wait"]);
     assert!(drained.contains("has settled"), "{drained}");
-    assert_eq!(slots(&client).await, [32, 0]);
+    assert_eq!(slots(client).await, [32, 0]);
     let all: Teams = TEAMS.map(str::to_owned).into();
     assert_eq!(seen(&clients[0]).await, Some(all));
     assert_eq!(seen(&clients[1]).await, Some(Teams::new()));
-    let other = printed(&cluster, &["drain", "op-0", "--dry-run"]);
+    let other = printed(cluster, &["drain", "op-0", "--dry-run"]);
     assert!(other.contains("would be accepted"), "the shard without slots has a pod: {other}");
 
-    let balanced = report(&cluster, &["rebalance", ROOT, "--by", "slots", "--wait"]);
+    let balanced = report(cluster, &["rebalance", ROOT, "--by", "slots", "--wait"]);
     assert_eq!(balanced["settled"], true, "{balanced}");
-    eventually("an even table", async || (slots(&client).await == [16, 16]).then_some(())).await;
-    report(&cluster, &["rebalance", ROOT, "--wait"]);
+    eventually("an even table", async || (slots(client).await == [16, 16]).then_some(())).await;
+    report(cluster, &["rebalance", ROOT, "--wait"]);
     let [one, two] = parted(&clients, |_, _| true).await;
     assert_eq!([one.len(), two.len()], [4, 4], "as many objects for each");
 }
