@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::rules::pod::Member;
 
+mod sidecar;
 mod trust;
 
 fn settings() -> SidecarSettings {
@@ -86,34 +87,6 @@ fn a_pod_without_a_token_gets_none() {
     let spec = json!({"automountServiceAccountToken": false, "containers": [{"name": "operator", "image": "op"}]});
     let found = injected(json!({}), spec.clone());
     assert_eq!(found["spec"], serde_json::to_value(pod(json!({}), spec)).unwrap()["spec"]);
-}
-
-#[test]
-fn the_sidecar_starts_first_and_has_no_privilege() {
-    let found = injected(json!({annotation::SIDECAR: "true"}), usual());
-    let containers = found["spec"]["initContainers"].as_array().unwrap();
-    assert_eq!(containers.iter().map(|one| &one["name"]).collect::<Vec<_>>(), ["ctrlmesh-proxy", "migrate"]);
-    let proxy = &containers[0];
-    assert_eq!((&proxy["restartPolicy"], &proxy["image"]), (&json!("Always"), &json!("ctrlmesh/proxy:1")));
-    assert_eq!(proxy["startupProbe"]["httpGet"]["path"], "/readyz");
-    assert_eq!(proxy["readinessProbe"]["httpGet"]["path"], "/readyz");
-    assert_eq!(proxy["livenessProbe"]["httpGet"]["path"], "/livez");
-    assert_eq!(proxy["imagePullPolicy"], "IfNotPresent");
-    let security = &proxy["securityContext"];
-    for (field, value) in [
-        ("privileged", json!(false)),
-        ("allowPrivilegeEscalation", json!(false)),
-        ("readOnlyRootFilesystem", json!(true)),
-        ("runAsNonRoot", json!(true)),
-        ("capabilities", json!({"drop": ["ALL"]})),
-        ("seccompProfile", json!({"type": "RuntimeDefault"})),
-    ] {
-        assert_eq!(security[field], value, "{field}");
-    }
-    let trusted = &found["spec"]["volumes"][1]["projected"]["sources"];
-    assert_eq!(trusted[0]["serviceAccountToken"]["audience"], "ctrlmesh");
-    assert_eq!(trusted[1]["configMap"]["name"], "kube-root-ca.crt", "it verifies the real API server");
-    assert!(found["spec"]["containers"][0]["env"][0]["value"] == "elsewhere", "nothing is redirected");
 }
 
 #[test]
@@ -269,52 +242,6 @@ fn pods_that_could_not_work_are_refused() {
     }
     let low = injected(env, ports("443"));
     assert_eq!(low["spec"]["securityContext"], ports("443")["securityContext"], "its own");
-}
-
-#[test]
-fn a_sidecar_learns_where_its_spans_go() {
-    let with_sidecar = pod(json!({annotation::SIDECAR: "true"}), usual());
-    let variables = |settings: &SidecarSettings| {
-        let found = serde_json::to_value(inject(&with_sidecar, Some("op-1-normal"), settings).unwrap()).unwrap();
-        let env = found["spec"]["initContainers"][0]["env"].as_array().unwrap().clone();
-        let ours = env.into_iter().filter(|one| one["name"].as_str().unwrap().starts_with("OTEL_"));
-        ours.collect::<Vec<_>>()
-    };
-    assert!(variables(&settings()).is_empty());
-    let traces = Some(("http://collector.observability:4317".parse().unwrap(), "0.1".parse().unwrap()));
-    let expected = [
-        json!({"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.observability:4317/"}),
-        json!({"name": "OTEL_TRACES_SAMPLER_ARG", "value": "0.1"}),
-    ];
-    assert_eq!(variables(&SidecarSettings { traces, ..settings() }), expected);
-}
-
-#[test]
-fn annotations_give_resources_and_variables() {
-    let found = injected(
-        json!({
-            annotation::SIDECAR: "true",
-            annotation::PROXY_RESOURCE: r#"{"limits": {"memory": "1Gi"}}"#,
-            annotation::ENV_INJECT: r#"[{"name": "second", "env": [{"key": "A", "value": "1"}]}]"#,
-        }),
-        usual(),
-    );
-    assert_eq!(found["spec"]["initContainers"][0]["resources"], json!({"limits": {"memory": "1Gi"}}));
-    assert_eq!(found["spec"]["containers"][1]["env"], json!([{"name": "A", "value": "1"}]));
-    let told = |found: &Value| {
-        let env = found["spec"]["initContainers"][0]["env"].as_array().unwrap().clone();
-        env.into_iter().find(|one| one["name"] == "CTRLMESH_PROXY_MEMORY_LIMIT")
-    };
-    let field = json!({"resource": "limits.memory", "divisor": "1"});
-    assert_eq!(told(&found).unwrap()["valueFrom"]["resourceFieldRef"], field);
-    let usual_ones = injected(json!({annotation::SIDECAR: "true"}), usual());
-    assert_eq!(
-        usual_ones["spec"]["initContainers"][0]["resources"],
-        json!({"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "512Mi"}})
-    );
-    // Without a limit of its own it would be told all memory of the node.
-    let unlimited = json!({annotation::SIDECAR: "true", annotation::PROXY_RESOURCE: "{}"});
-    assert_eq!(told(&injected(unlimited, usual())), None);
 }
 
 #[test]
