@@ -16,7 +16,9 @@ mod render;
 #[cfg(test)]
 mod samples;
 
+use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
+use std::slice;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
@@ -95,9 +97,8 @@ pub(crate) fn give(arguments: &MoveArgs) -> Result<(), SteerError> {
                 division.give_namespace(&name, cluster.live.labelling.hash.slot(&name), to);
             }
         }
-        let mut changes = vec![cluster.live.change(root, &cluster.live.configs)?];
-        let not_counted = count(&cluster.connection.client, &mut changes).await?;
-        let step = cluster.step(root, &division, &changes)?;
+        let (change, not_counted) = cluster.counted(root).await?;
+        let step = cluster.step(root, &division, &change)?;
         let report = Report { not_counted, ..Report::default() };
         Box::pin(cluster.carry_out(&arguments.writing, vec![step], report)).await
     })
@@ -123,7 +124,7 @@ pub(crate) fn drain(arguments: &DrainArgs) -> Result<(), SteerError> {
             let weights = Weights(change.by_slot());
             let is_drained = |pod: &ShardPod| drained.includes(&pod.name, pod.node.as_deref());
             report.standbys.extend(drain::drain(&mut division, &root.name_any(), &is_drained, &weights)?);
-            steps.push(cluster.step(root, &division, std::slice::from_ref(change))?);
+            steps.push(cluster.step(root, &division, change)?);
         }
         Box::pin(cluster.carry_out(&arguments.writing, steps, report)).await
     })
@@ -141,21 +142,20 @@ pub(crate) fn rebalance(arguments: &RebalanceArgs) -> Result<(), SteerError> {
         let cluster = Cluster::read(&arguments.cluster).await?;
         let root = cluster.root(&arguments.root)?;
         let mut division = cluster.division(root)?;
-        let mut changes = vec![cluster.live.change(root, &cluster.live.configs)?];
-        let not_counted = count(&cluster.connection.client, &mut changes).await?;
+        let (change, not_counted) = cluster.counted(root).await?;
         let weights = match arguments.by {
             Measure::Objects if !not_counted.is_empty() && !arguments.writing.dry_run => {
                 return Err(SteerError::NotCounted { resources: not_counted });
             }
-            Measure::Objects => changes.first().map(Change::by_slot).unwrap_or_default(),
-            Measure::Slots => std::collections::BTreeMap::new(),
+            Measure::Objects => change.by_slot(),
+            Measure::Slots => BTreeMap::new(),
             Measure::Requests => {
                 let sample = load::sample(&cluster.connection.client, arguments.sample).await?;
                 load::by_slot(&sample, &division, cluster.live.labelling.hash, &cluster.namespace())?
             }
         };
         level(&mut division, &root.name_any(), &Weights(weights))?;
-        let step = cluster.step(root, &division, &changes)?;
+        let step = cluster.step(root, &division, &change)?;
         let report = Report { not_counted, ..Report::default() };
         Box::pin(cluster.carry_out(&arguments.writing, vec![step], report)).await
     })
@@ -238,11 +238,14 @@ impl Cluster {
     fn drained(&self, target: &str) -> Result<(Vec<&ShardingConfig>, Drained), SteerError> {
         let (kind, name) = target.split_once('/').map_or((None, target), |(kind, name)| (Some(kind), name));
         let namespace = &self.connection.namespace;
-        let candidates = [
-            (Drained::Pod(name.to_owned()), matches!(kind, None | Some("pod" | "pods"))),
-            (Drained::OnNode(name.to_owned()), matches!(kind, None | Some("node" | "nodes"))),
-        ];
-        for (drained, _) in candidates.into_iter().filter(|(_, is_meant)| *is_meant) {
+        let (pod, node) = (Drained::Pod(name.to_owned()), Drained::OnNode(name.to_owned()));
+        let meant = match kind {
+            None => vec![pod, node],
+            Some("pod" | "pods") => vec![pod],
+            Some("node" | "nodes") => vec![node],
+            Some(_) => Vec::new(),
+        };
+        for drained in meant {
             let is_here = |root: &ShardingConfig| {
                 matches!(drained, Drained::OnNode(_)) || root.metadata.namespace.as_ref() == Some(namespace)
             };
@@ -264,13 +267,18 @@ impl Cluster {
         self.roots().filter(has).collect()
     }
 
+    /// The root as it is with its objects, and the resources that cannot be counted.
+    async fn counted(&self, root: &ShardingConfig) -> Result<(Change, Vec<String>), SteerError> {
+        let mut change = self.live.change(root, &self.live.configs)?;
+        let not_counted = count(&self.connection.client, slice::from_mut(&mut change)).await?;
+        Ok((change, not_counted))
+    }
+
     /// What the division is to be written as, and what it moves.
-    fn step(&self, root: &ShardingConfig, division: &Division, counted: &[Change]) -> Result<Step, SteerError> {
+    fn step(&self, root: &ShardingConfig, division: &Division, counted: &Change) -> Result<Step, SteerError> {
         let wanted = division.written(root);
         let mut change = self.live.change(&wanted, &self.live.configs)?;
-        for counted in counted {
-            change.count_as(counted);
-        }
+        change.count_as(counted);
         Ok(Step { root: root.clone(), proposal: Proposal::of(root, &wanted, change.plan()) })
     }
 

@@ -86,6 +86,17 @@ where
     pages(&Api::<K>::all(client.clone()), labels, &right).await
 }
 
+/// Lists the objects of a namespace with these labels, or of the whole cluster where none is named.
+pub(crate) async fn list_in<K>(client: &Client, namespace: Option<&str>, labels: &str) -> Answer<Vec<K>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    match namespace {
+        Some(namespace) => list(client, namespace, labels).await,
+        None => list_all(client, labels).await,
+    }
+}
+
 /// An object of a resource that the API server does not have does not exist.
 pub(crate) fn found<K>(read: Result<Option<K>, Error>, right: &str) -> Answer<Option<K>> {
     match read {

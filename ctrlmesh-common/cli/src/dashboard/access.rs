@@ -3,12 +3,12 @@
 //! Another user of the machine does not know the token. A page of another site cannot send it, and a name of its own
 //! that leads to this address is refused by the header `Host`.
 
-use std::hint::black_box;
 use std::net::SocketAddr;
 
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use aws_lc_rs::rand;
 use http::header::{AUTHORIZATION, HOST};
 use http::{Method, Request, StatusCode};
-use rustls::crypto::aws_lc_rs;
 
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
@@ -35,9 +35,8 @@ impl Access {
     /// # Errors
     /// The system gives no random numbers.
     pub(super) fn new(address: SocketAddr) -> Result<Self, RandomError> {
-        let mut bytes = [0; TOKEN_BYTES];
-        let random = aws_lc_rs::default_provider().secure_random;
-        random.fill(&mut bytes).map_err(|_unavailable| RandomError)?;
+        let mut bytes = [0_u8; TOKEN_BYTES];
+        rand::fill(&mut bytes).map_err(|_unavailable| RandomError)?;
         let token = bytes.map(|byte| format!("{byte:02x}")).concat();
         Ok(Self { hosts: [address.to_string(), format!("localhost:{}", address.port())], token })
     }
@@ -57,17 +56,13 @@ impl Access {
             return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let token = header(AUTHORIZATION).strip_prefix("Bearer ").unwrap_or_default();
-        if request.uri().path().starts_with(API) && !is_same(token.as_bytes(), self.token.as_bytes()) {
+        if request.uri().path().starts_with(API)
+            && verify_slices_are_equal(token.as_bytes(), self.token.as_bytes()).is_err()
+        {
             return Err(StatusCode::UNAUTHORIZED);
         }
         Ok(())
     }
-}
-
-/// Takes as long wherever the first difference is.
-fn is_same(one: &[u8], other: &[u8]) -> bool {
-    let differs = one.iter().zip(other).fold(0, |differs, (one, other)| black_box(differs | (one ^ other)));
-    one.len() == other.len() && differs == 0
 }
 
 #[cfg(test)]

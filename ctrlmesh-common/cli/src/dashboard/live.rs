@@ -34,14 +34,11 @@ impl Roots {
     /// # Errors
     /// The API server does not say it.
     pub(super) async fn read(&self, traffic: &Traffic) -> Answer<Page> {
-        let (configs, breakers): (Answer<Vec<ShardingConfig>>, Answer<Vec<CircuitBreaker>>) = match &self.namespace {
-            Some(namespace) => {
-                (answer::list(&self.client, namespace, "").await, answer::list(&self.client, namespace, "").await)
-            }
-            None => (answer::list_all(&self.client, "").await, answer::list_all(&self.client, "").await),
-        };
+        let namespace = self.namespace.as_deref();
+        let configs: Vec<ShardingConfig> = answer::list_in(&self.client, namespace, "").await?;
+        let breakers: Answer<Vec<CircuitBreaker>> = answer::list_in(&self.client, namespace, "").await;
         // Breakers are an extra: whoever may not read them sees the rest.
-        Ok(Page::of(&configs?, &breakers.unwrap_or_default(), traffic))
+        Ok(Page::of(&configs, &breakers.unwrap_or_default(), traffic))
     }
 
     /// Looks again and again while a page is open, and sends what has changed.

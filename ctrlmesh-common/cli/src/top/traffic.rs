@@ -26,6 +26,11 @@ impl PodTraffic {
         Self { key: PodKey { namespace, pod, shard }, counters, within: Duration::from_secs(2) }
     }
 
+    /// Never zero.
+    fn seconds(&self) -> f64 {
+        self.within.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
     pub(crate) fn requests(&self) -> f64 {
         self.counters.requests
     }
@@ -61,8 +66,8 @@ pub(crate) struct Rates {
 impl Rates {
     pub(crate) fn of<'a>(pods: impl IntoIterator<Item = &'a PodTraffic>) -> Self {
         let (mut rates, mut all) = (Self::default(), Counters::default());
-        for PodTraffic { counters, within, .. } in pods {
-            let seconds = within.as_secs_f64().max(f64::MIN_POSITIVE);
+        for pod in pods {
+            let (counters, seconds) = (&pod.counters, pod.seconds());
             rates.requests += counters.requests / seconds;
             rates.writes += counters.writes / seconds;
             rates.refused += counters.refused / seconds;
@@ -82,9 +87,9 @@ impl Rates {
 /// Requests in a second by the namespace of their objects.
 pub(super) fn by_namespace<'a>(pods: impl IntoIterator<Item = &'a PodTraffic>) -> BTreeMap<&'a str, f64> {
     let mut namespaces = BTreeMap::new();
-    for PodTraffic { counters, within, .. } in pods {
-        for (namespace, count) in counters.namespaces.iter().filter(|(_, count)| **count > 0.0) {
-            *namespaces.entry(namespace.as_str()).or_default() += count / within.as_secs_f64().max(f64::MIN_POSITIVE);
+    for pod in pods {
+        for (namespace, count) in pod.by_namespace().filter(|(_, count)| *count > 0.0) {
+            *namespaces.entry(namespace).or_default() += count / pod.seconds();
         }
     }
     namespaces
