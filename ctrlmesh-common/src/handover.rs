@@ -125,7 +125,7 @@ pub enum Waiting {
         /// For which it may write yet.
         owner: String,
     },
-    /// There is no epoch left for another table. Only a table that somebody wrote by hand can be there.
+    /// The table has to change, and no epoch is left for another. Only a table that was written by hand can be there.
     Epoch,
 }
 
@@ -143,19 +143,16 @@ pub struct Step {
 /// The same input gives the same table. The caller writes the table, and asks again when it is written: a table that
 /// revokes may wait for nothing. A table that revokes nothing anew is followed by itself until more is shown.
 pub fn next(current: &Ownership, desired: &Desired, hash: NamespaceHash, evidence: &Evidence) -> Step {
-    let Some(epoch) = next_epoch(current, desired) else {
-        return Step { table: current.clone(), waiting: vec![Waiting::Epoch] };
-    };
-    let draft = Draft::new(current, desired, hash).step(epoch, evidence);
-    let waiting = draft.waiting(evidence);
-    Step { table: draft.into_table(current, epoch), waiting }
-}
-
-/// `None` if there is none.
-fn next_epoch(current: &Ownership, desired: &Desired) -> Option<u64> {
     let revoked = current.revoked.as_ref().map_or(0, |revoked| revoked.epoch);
     let used = current.epoch.max(desired.epoch).max(revoked);
-    (used < MAX_EPOCH).then(|| used + 1)
+    let epoch = used.saturating_add(1);
+    let draft = Draft::new(current, desired, hash).step(epoch, evidence);
+    let waiting = draft.waiting(evidence);
+    match draft.into_table(current, epoch) {
+        Some(_) if used >= MAX_EPOCH => Step { table: current.clone(), waiting: vec![Waiting::Epoch] },
+        Some(table) => Step { table, waiting },
+        None => Step { table: current.clone(), waiting },
+    }
 }
 
 #[cfg(test)]

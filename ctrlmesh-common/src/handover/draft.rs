@@ -190,10 +190,12 @@ impl<'a> Draft<'a> {
         missing.into_iter().collect()
     }
 
-    pub(super) fn into_table(self, current: &Ownership, epoch: u64) -> Ownership {
+    /// The table of `epoch`, if it differs from `current`.
+    pub(super) fn into_table(self, current: &Ownership, epoch: u64) -> Option<Ownership> {
+        let changes = self.revokes;
         let revoked = (!self.is_settled()).then_some(self.revoked);
-        let table = Ownership { epoch: current.epoch, revoked, ..self.table };
-        if table == *current { table } else { Ownership { epoch, ..table } }
+        let table = Ownership { revoked, ..self.table };
+        (changes || table != *current).then_some(Ownership { epoch, ..table })
     }
 
     /// All that is revoked.
