@@ -12,8 +12,10 @@ pub(crate) mod render;
 use std::io;
 use std::io::{Write as _, stdout};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use ctrlmesh_manager::rules::shard::DivideError;
+use kube::Client;
 use serde::Serialize;
 
 pub(crate) use self::args::Arguments;
@@ -23,6 +25,8 @@ use crate::cluster::labelling::LabellingError;
 use crate::cluster::{self, ClusterError, Connection};
 use crate::files::manifests;
 use crate::text::{self, Document, DocumentError};
+use crate::top::TopError;
+use crate::top::sample::Sample;
 
 /// Kind of the document about a plan.
 const KIND: &str = "Plan";
@@ -43,6 +47,10 @@ pub(crate) enum PlanError {
     Refused { name: String, problems: String },
     #[error("divide ShardingConfig {name}")]
     Divide { name: String, source: DivideError },
+    #[error("--sample: must be longer than 0s")]
+    NoSample,
+    #[error(transparent)]
+    Sample(#[from] TopError),
     #[error("read the {kind} of all namespaces (does `kubectl get {kind} -A` work?)")]
     Read { kind: &'static str, source: kube::Error },
     #[error("ask the API server which resources it has (does `kubectl api-resources` work?)")]
@@ -79,6 +87,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, PlanError> {
     Ok(if moves && arguments.exit_code { ExitCode::from(MOVES) } else { ExitCode::SUCCESS })
 }
 
+/// Measures the load of the roots. Returns of which it cannot be said, with the reason.
+async fn measure(client: &Client, time: Duration, changes: &mut [Change]) -> Result<Vec<String>, PlanError> {
+    if time.is_zero() {
+        return Err(PlanError::NoSample);
+    }
+    let sample = Sample::within(client, time).await?;
+    let unread = sample.not_read.iter().map(|reason| format!("requests: {reason}")).collect::<Vec<_>>();
+    if unread.is_empty() {
+        let measured = changes.iter_mut().filter_map(|change| change.measure(&sample, time).err());
+        return Ok(measured.collect());
+    }
+    Ok(unread)
+}
+
 async fn make(arguments: &Arguments) -> Result<Plan, PlanError> {
     let wanted = manifests(&arguments.filename).map_err(PlanError::Files)?.configs;
     let connection = Connection::of(&arguments.cluster).await?;
@@ -93,6 +115,9 @@ async fn make(arguments: &Arguments) -> Result<Plan, PlanError> {
     if changes.is_empty() {
         return Err(PlanError::NoRoot);
     }
-    let not_counted = count(&connection.client, &mut changes).await?;
+    let mut not_counted = count(&connection.client, &mut changes).await?;
+    if let Some(time) = arguments.sample {
+        not_counted.extend(measure(&connection.client, time, &mut changes).await?);
+    }
     Ok(Plan { roots: changes.iter().map(Change::plan).collect(), not_counted })
 }

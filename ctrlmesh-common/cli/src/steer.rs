@@ -41,6 +41,7 @@ use crate::plan::change::Change;
 use crate::plan::live::{Live, count};
 use crate::status::shards::{PodOverview, pods};
 use crate::text::{self, Document};
+use crate::top::sample::Sample;
 
 /// Kind of the document about what was moved.
 const KIND: &str = "ShareChange";
@@ -150,7 +151,7 @@ pub(crate) fn rebalance(arguments: &RebalanceArgs) -> Result<(), SteerError> {
             Measure::Objects => change.by_slot(),
             Measure::Slots => BTreeMap::new(),
             Measure::Requests => {
-                let sample = load::sample(&cluster.connection.client, arguments.sample).await?;
+                let sample = Sample::within(&cluster.connection.client, arguments.sample).await?;
                 load::by_slot(&sample, &division, cluster.live.labelling.hash, &cluster.namespace())?
             }
         };

@@ -8,6 +8,7 @@ pub(crate) mod counters;
 mod targets;
 pub(crate) mod traffic;
 pub(crate) mod sample;
+pub(crate) mod load;
 mod render;
 
 use std::collections::BTreeMap;

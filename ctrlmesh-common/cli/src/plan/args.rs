@@ -1,8 +1,10 @@
 //! The arguments of `plan`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
+use ctrlmesh_runtime::duration;
 
 use crate::cluster::ClusterArgs;
 use crate::text::Format;
@@ -13,6 +15,9 @@ pub(crate) struct Arguments {
     /// A YAML or JSON file with roots, or a folder with such files. May be repeated. Nothing of it is applied
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub(super) filename: Vec<PathBuf>,
+    /// Count requests for this time by the proxies' metrics, and say how the load of the shards changes
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(super) sample: Option<Duration>,
     /// Exit with 2 if anything would move
     #[arg(long)]
     pub(super) exit_code: bool,

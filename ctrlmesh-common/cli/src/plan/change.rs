@@ -2,6 +2,8 @@
 //!
 //! Pure. The shares are divided as the manager divides them, from the same table.
 
+mod load;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{OnLoss, Root, ShardingConfig};
@@ -18,8 +20,9 @@ use serde::Serialize;
 use super::census::{Census, Owners};
 use super::objects::Counted;
 use crate::cluster::{NAMESPACES, resource_name};
-use crate::status::shards::{owned, pods};
+use crate::status::shards::{PodOverview, owned, pods};
 use crate::text::workload;
+use crate::top::load::Load;
 
 /// How long a move takes as a rule, in seconds. Source: docs/benchmarks.md, where half of them took 0.2 to 0.5 s.
 const USUAL_SECONDS: f64 = 0.5;
@@ -41,6 +44,8 @@ pub(crate) struct Change {
     narrows: bool,
     hash: NamespaceHash,
     census: Census,
+    /// In a second. `None`: it was not measured.
+    load: Option<Load>,
     shards: Vec<ShardingConfig>,
     /// The newest.
     epoch: Option<i64>,
@@ -77,6 +82,11 @@ pub(crate) struct RootPlan {
     pub(crate) imbalance_before: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) imbalance_after: Option<f64>,
+    /// The same of requests. Absent: they were not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) load_imbalance_before: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) load_imbalance_after: Option<f64>,
     /// Pods whose containers are restarted, because the root has `onLoss: Restart` and they lose objects.
     pub(crate) restarted_pods: Vec<String>,
     /// Pods that lose or gain something: each of their open watches is led over by three reads.
@@ -96,7 +106,7 @@ pub(crate) struct RootPlan {
 }
 
 /// What one shard owns before and after.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ShardPlan {
     pub(crate) name: String,
@@ -104,12 +114,16 @@ pub(crate) struct ShardPlan {
     pub(crate) after: Owned,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Owned {
     pub(crate) slots: Vec<Slot>,
     /// Whatever their slot.
     pub(crate) namespaces: Vec<String>,
     pub(crate) objects: u64,
+    /// For these objects. Absent: they were not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) requests_per_second: Option<f64>,
 }
 
 /// What goes from one owner to another.
@@ -166,6 +180,7 @@ impl Change {
             narrows: false,
             hash: labelling.hash,
             census: Census::default(),
+            load: None,
             shards,
             epoch: wanted.status.as_ref().and_then(|status| status.epoch),
         })
@@ -230,16 +245,17 @@ impl Change {
         self.census.by_slot(&self.after)
     }
 
+    fn pods_of(&self, shard: &str) -> Vec<PodOverview> {
+        let config = self.shards.iter().find(|one| one.name_any() == shard);
+        config.map(|config| pods(config, self.epoch)).unwrap_or_default()
+    }
+
     pub(crate) fn plan(&self) -> RootPlan {
         let is_off = self.is_off();
         let objects = self.census.by_owners(&self.before, &self.after);
         let shards = self.shard_plans(&objects);
         let moves = self.moves(&objects);
-        let all_pods_of = |shard: &str| {
-            let config = self.shards.iter().find(|one| one.name_any() == shard);
-            config.map(|config| pods(config, self.epoch)).unwrap_or_default()
-        };
-        let pods_of = |shard: &str| all_pods_of(shard).into_iter().map(|pod| pod.name);
+        let pods_of = |shard: &str| self.pods_of(shard).into_iter().map(|pod| pod.name);
         let of_shares = || moves.iter().filter(|one| !one.slots.is_empty() || !one.namespaces.is_empty());
         let from: BTreeSet<&str> = of_shares().filter_map(|one| one.from.as_deref()).collect();
         let to: BTreeSet<&str> = of_shares().filter_map(|one| one.to.as_deref()).collect();
@@ -250,15 +266,18 @@ impl Change {
         let changed = if self.selection.is_empty() { from.union(&to).copied().collect() } else { all };
         let changed_pods = changed.into_iter().flat_map(pods_of).collect();
         let without_pods = to.iter().filter(|shard| pods_of(shard).next().is_none()).map(|shard| (*shard).to_owned());
-        let late_pods = from.iter().flat_map(|shard| all_pods_of(shard)).filter(|pod| !pod.current).map(|pod| pod.name);
+        let late_pods =
+            from.iter().flat_map(|shard| self.pods_of(shard)).filter(|pod| !pod.current).map(|pod| pod.name);
         RootPlan {
             expected_seconds: (!from.is_empty() || !to.is_empty()).then_some(USUAL_SECONDS),
             late_pods: late_pods.collect(),
             workload: workload(&self.wanted),
             is_new: self.live.is_none(),
             is_off,
-            imbalance_before: imbalance(&shards, |shard| &shard.before),
-            imbalance_after: imbalance(&shards, |shard| &shard.after),
+            imbalance_before: imbalance(&shards, |shard| &shard.before, |owned| owned.objects),
+            load_imbalance_before: imbalance(&shards, |shard| &shard.before, load::millirequests),
+            imbalance_after: imbalance(&shards, |shard| &shard.after, |owned| owned.objects),
+            load_imbalance_after: imbalance(&shards, |shard| &shard.after, load::millirequests),
             restarted_pods,
             changed_pods,
             without_pods: without_pods.collect(),
@@ -283,10 +302,12 @@ impl Change {
         let plan = |name: String| ShardPlan {
             before: Owned {
                 objects: objects(&|(before, _)| before.as_ref() == Some(&name)),
+                requests_per_second: self.requests(&name, &self.before),
                 ..Owned::of(&name, &self.before)
             },
             after: Owned {
                 objects: objects(&|(_, after)| after.as_ref() == Some(&name)),
+                requests_per_second: self.requests(&name, &self.after),
                 ..Owned::of(&name, &self.after)
             },
             name,
@@ -346,7 +367,7 @@ impl RootPlan {
 impl Owned {
     fn of(shard: &str, table: &Ownership) -> Self {
         let (slots, namespaces) = owned(shard, table);
-        Self { slots, namespaces, objects: 0 }
+        Self { slots, namespaces, ..Self::default() }
     }
 
     fn is_empty(&self) -> bool {
@@ -372,9 +393,9 @@ pub(crate) fn settled(mut table: Ownership) -> Ownership {
     table
 }
 
-fn imbalance(shards: &[ShardPlan], side: impl Fn(&ShardPlan) -> &Owned) -> Option<f64> {
+fn imbalance(shards: &[ShardPlan], side: impl Fn(&ShardPlan) -> &Owned, of: impl Fn(&Owned) -> u64) -> Option<f64> {
     let shards = shards.iter().filter(|shard| shard.name != UNSHARDED);
-    share::imbalance(shards.map(side).filter(|owned| !owned.is_empty()).map(|owned| owned.objects))
+    share::imbalance(shards.map(side).filter(|owned| !owned.is_empty()).map(of))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use ctrlmesh_common::ownership::UNSHARDED;
 use ctrlmesh_common::slots::Slot;
 
 use super::Plan;
-use super::change::{Move, RootPlan, ShardPlan};
+use super::change::{Move, Owned, RootPlan, ShardPlan};
 use crate::text::{dash, described, ranges, table};
 
 /// What a plan comes to, a paragraph a root.
@@ -37,6 +37,10 @@ pub(crate) fn root(plan: &RootPlan) -> String {
         let imbalance = format!("{} -> {}", ratio(plan.imbalance_before), ratio(plan.imbalance_after));
         fields.push(("Objects", plan.objects().to_string()));
         fields.push(("Imbalance", format!("{imbalance}: the most objects of a shard, to the mean")));
+        if let (before, Some(after)) = (plan.load_imbalance_before, plan.load_imbalance_after) {
+            let change = format!("{} -> {}", ratio(before), ratio(Some(after)));
+            fields.push(("Load", format!("{change}: the most requests of a shard, to the mean")));
+        }
         if !plan.selection.is_empty() {
             fields.push(("Selects", plan.selection.join(", ")));
         }
@@ -61,15 +65,9 @@ pub(crate) fn root(plan: &RootPlan) -> String {
     if !plan.without_pods.is_empty() {
         let names = plan.without_pods.join(", ");
         let stays = "With a fence, what they gain stays with its owner until one serves.";
-        parts.push(format!(
-            "Without a pod: {names}. {stays}
-"
-        ));
+        parts.push(format!("Without a pod: {names}. {stays}\n"));
     }
-    parts.join(
-        "
-",
-    )
+    parts.join("\n")
 }
 
 /// How long moving takes.
@@ -82,15 +80,20 @@ fn time(usual: f64, late: &[String]) -> String {
 }
 
 fn shards(shards: &[ShardPlan]) -> String {
-    let head = ["SHARD", "SLOTS", "NAMESPACES", "OBJECTS"].map(str::to_owned).to_vec();
+    let has_load = shards.iter().any(|shard| shard.before.requests_per_second.is_some());
+    let load = has_load.then(|| "REQUESTS/S".to_owned());
+    let head = ["SHARD", "SLOTS", "NAMESPACES", "OBJECTS"].map(str::to_owned).into_iter().chain(load).collect();
     let row = |shard: &ShardPlan| {
         let (before, after) = (&shard.before, &shard.after);
-        vec![
+        let requests = |owned: &Owned| owned.requests_per_second.map(|count| format!("{count:.1}"));
+        let load = requests(before).zip(requests(after)).map(|(before, after)| changed(before, after));
+        let cells = [
             owner(Some(&shard.name)),
             changed(slots(&before.slots), slots(&after.slots)),
             changed(listed(&before.namespaces, "-"), listed(&after.namespaces, "-")),
             changed(before.objects, after.objects),
-        ]
+        ];
+        cells.into_iter().chain(load).collect()
     };
     table(&[head].into_iter().chain(shards.iter().map(row)).collect::<Vec<_>>(), "")
 }

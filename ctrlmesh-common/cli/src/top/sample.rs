@@ -45,6 +45,18 @@ pub(crate) struct Sampler {
 /// When a page was read, and what it says; or why not.
 type Pages = BTreeMap<Target, Result<(Instant, BTreeMap<PodKey, Counters>), Unanswered>>;
 
+impl Sample {
+    /// What proxies count within this time.
+    ///
+    /// # Errors
+    /// As of [`Sampler`].
+    pub(crate) async fn within(client: &Client, duration: Duration) -> Result<Self, TopError> {
+        let mut sampler = Sampler::open(client.clone()).await?;
+        time::sleep(duration).await;
+        sampler.next().await
+    }
+}
+
 impl Sampler {
     /// Reads what has been counted up to now.
     ///

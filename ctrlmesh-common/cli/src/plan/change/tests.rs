@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::selector::Labels;
@@ -6,6 +7,8 @@ use ctrlmesh_manager::rules::shard::Labelling;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::top::sample::Sample;
+use crate::top::traffic::PodTraffic;
 
 fn root(shards: u32, more: Value) -> ShardingConfig {
     let websites = json!([{"relateResources": [{"apiGroups": ["web.example.com"], "resources": ["websites"]}]}]);
@@ -140,4 +143,25 @@ fn what_waits_for_a_pod_already_is_no_move() {
     table.slots.values_mut().for_each(|owner| UNSHARDED.clone_into(owner));
     let plan = planned(&root(2, json!({})), &live);
     assert!(!plan.moves_anything() && plan.pending.len() == 32, "{plan:?}");
+}
+
+#[test]
+fn requests_go_with_what_they_are_for() {
+    let live = applied(2);
+    let mut change = Change::of(&root(1, json!({})), &live, &BTreeSet::new(), &Labelling::default()).unwrap();
+    let time = Duration::from_secs(2);
+    let requests = |pod: &str, count| PodTraffic::of_requests("ops", pod, count);
+    let sample = |pods| Sample { pods, not_read: Vec::new() };
+    // Each shard has 16 of 32 slots, and the second one all the load.
+    let stranger = PodTraffic::of_requests("else", "web-0", 9.0);
+    change.measure(&sample(vec![requests("web-1", 8.0), requests("nobody", 9.0), stranger]), time).unwrap();
+    let plan = change.plan();
+    let of = |owned: &Owned| owned.requests_per_second.unwrap();
+    let before: Vec<f64> = plan.shards.iter().map(|shard| of(&shard.before)).collect();
+    let after: Vec<f64> = plan.shards.iter().map(|shard| of(&shard.after)).collect();
+    assert_eq!((before, after), (vec![0.0, 4.0], vec![4.0, 0.0]));
+    assert_eq!((plan.load_imbalance_before, plan.load_imbalance_after), (Some(2.0), Some(1.0)));
+
+    let idle = change.measure(&sample(vec![requests("web-1", 0.0)]), time).unwrap_err();
+    assert_eq!(idle, "requests: no pod of root ops/web has asked for anything");
 }

@@ -4,7 +4,7 @@ use crate::plan::change::Owned;
 /// A root of which half goes to another shard.
 fn planned() -> RootPlan {
     let slots = |from: u8, to: u8| (from..to).map(|slot| Slot::try_from(i64::from(slot)).unwrap()).collect();
-    let owned = |from, to, objects| Owned { slots: slots(from, to), namespaces: Vec::new(), objects };
+    let owned = |from, to, objects| Owned { slots: slots(from, to), objects, ..Owned::default() };
     let shard = |name: &str, before, after| ShardPlan { name: name.to_owned(), before, after };
     let text = str::to_owned;
     RootPlan {
@@ -26,6 +26,8 @@ fn planned() -> RootPlan {
         }],
         imbalance_before: Some(1.0),
         imbalance_after: Some(1.111),
+        load_imbalance_before: None,
+        load_imbalance_after: None,
         restarted_pods: Vec::new(),
         changed_pods: vec![text("web-0")],
         expected_seconds: Some(0.5),
@@ -65,4 +67,17 @@ Not counted:
   pods: forbidden
 ";
     assert_eq!(printed, expected);
+}
+
+#[test]
+fn a_plan_with_load_has_a_column_for_it() {
+    let mut plan = planned();
+    (plan.load_imbalance_before, plan.load_imbalance_after) = (Some(2.0), Some(1.25));
+    for (shard, [before, after]) in plan.shards.iter_mut().zip([[8.0, 3.04], [0.0, 5.0]]) {
+        (shard.before.requests_per_second, shard.after.requests_per_second) = (Some(before), Some(after));
+    }
+    let printed = root(&plan);
+    assert!(printed.contains("Load:      2.00 -> 1.25: the most requests of a shard, to the mean\n"), "{printed}");
+    assert!(printed.contains("OBJECTS    REQUESTS/S\n"), "{printed}");
+    assert!(printed.contains("90 -> 50   8.0 -> 3.0\n") && printed.contains("0 -> 40    0.0 -> 5.0\n"), "{printed}");
 }
