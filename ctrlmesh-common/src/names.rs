@@ -135,6 +135,9 @@ pub mod sidecar {
     pub const REDIRECTED: &str = "--redirected";
 }
 
+/// The variable of a proxy's container that names the socket at which the proxy shows its requests.
+pub const TRACE_SOCKET_VARIABLE: &str = "CTRLMESH_PROXY_TRACE_SOCKET";
+
 /// The Secret, in the manager's namespace, that holds the key of the mesh's CA.
 pub const CA_SECRET: &str = "ctrlmesh-ca";
 

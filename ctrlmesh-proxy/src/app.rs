@@ -40,6 +40,8 @@ use crate::policy::subscription::{PodSubscription, Publications};
 use crate::policy::{History, HistoryFile, LoadError, StoreError, Validity};
 use crate::session::{Policies, ServedPod, WebhookTls};
 use crate::spans::{SpanError, Tracer};
+use crate::trace;
+use crate::trace::Listeners;
 use crate::upstream::{Address, Target};
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::readiness::BlockReady;
@@ -274,6 +276,17 @@ impl Process {
         }
     }
 
+    /// Those who follow requests at the socket for it. Nobody does where there is none.
+    fn listeners(&self) -> Result<Arc<Listeners>, AppError> {
+        let listeners = Arc::<Listeners>::default();
+        if let Some(path) = &self.args.trace_socket {
+            let failed = |source| AppError::Socket { path: path.clone(), source };
+            let socket = trace::bind(path).map_err(failed)?;
+            self.drain.spawn_until_started(trace::serve(socket, listeners.clone()));
+        }
+        Ok(listeners)
+    }
+
     /// Starts the serving threads, which present the certificate of `source`.
     fn start(
         &self,
@@ -297,6 +310,7 @@ impl Process {
             policies,
             metrics: self.metrics.clone(),
             tracer: Tracer::start(&self.spans, &self.metrics.spans, drain)?,
+            listeners: self.listeners()?,
             drain: drain.clone(),
         };
         drain.spawn(presented.follow(drain.clone()));

@@ -10,6 +10,8 @@ use ctrlmesh_runtime::telemetry::{self, LogFormat};
 
 use crate::app;
 use crate::config::{NodeArgs, SidecarArgs};
+use crate::trace;
+use crate::trace::TraceArgs;
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects
 #[derive(Debug, Parser)]
@@ -27,6 +29,8 @@ enum Command {
     Node(Box<NodeArgs>),
     /// Redirect the connections of a cgroup to a proxy by hand, with eBPF
     Intercept(ctrlmesh_intercept::command::Arguments),
+    /// Print the requests that the proxy in the same container serves, as they come, until standard input ends
+    Trace(TraceArgs),
     /// Fetch a page of the proxy in the same container; fails unless the answer is 200
     Probe(ProbeArgs),
 }
@@ -63,6 +67,10 @@ pub fn main() -> anyhow::Result<ExitCode> {
         Command::Intercept(arguments) => {
             telemetry::init(LogFormat::Text)?;
             ctrlmesh_intercept::command::run(arguments)?;
+            true
+        }
+        Command::Trace(arguments) => {
+            trace::run(arguments)?;
             true
         }
         Command::Probe(ProbeArgs { socket, page }) => {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, value_parser};
-use ctrlmesh_common::names::port;
+use ctrlmesh_common::names::{TRACE_SOCKET_VARIABLE, port};
 use ctrlmesh_runtime::duration;
 use ctrlmesh_runtime::listen::all_interfaces;
 use rustls_pki_types::ServerName;
@@ -81,6 +81,10 @@ pub struct CommonArgs {
     /// Longest time after SIGTERM for requests that are under way. Then the proxy cuts them.
     #[arg(long, env = "CTRLMESH_PROXY_DRAIN_TIMEOUT", default_value = "25s", value_name = "DURATION", value_parser = duration::parse)]
     pub drain_timeout: Duration,
+    /// Unix socket on which `ctrlmesh-proxy trace` asks this process for its requests. Only the user of this process
+    /// may open it. Without it, nobody may follow requests.
+    #[arg(long, env = TRACE_SOCKET_VARIABLE, value_name = "FILE")]
+    pub trace_socket: Option<PathBuf>,
     /// Format of log lines.
     #[arg(long, env = "CTRLMESH_PROXY_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,

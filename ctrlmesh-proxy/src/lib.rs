@@ -8,6 +8,7 @@ pub mod net;
 pub mod spans;
 pub mod manager_client;
 pub mod policy;
+pub mod trace;
 pub mod guard;
 pub mod fault;
 pub mod shadow;

@@ -14,6 +14,7 @@ mod shadow;
 mod idle_connection;
 mod version_check;
 mod failure;
+mod observer;
 mod admission;
 mod pending;
 mod stale;

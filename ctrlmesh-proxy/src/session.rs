@@ -26,6 +26,7 @@ use crate::policy::{Current, History, Validity, Writes};
 use crate::session::collect_budget::CollectBudget;
 use crate::session::policy_view::PolicyView;
 use crate::spans::{ConnectionSpan, Tracer};
+use crate::trace::Listeners;
 use crate::traffic::PodTraffic;
 use crate::upstream::{Dialer, Target, Upstream};
 use crate::webhook::PodWebhook;
@@ -51,6 +52,8 @@ pub struct Server {
     pub metrics: Arc<Metrics>,
     /// `None` where no spans are made.
     pub tracer: Option<Tracer>,
+    /// Those who follow requests now.
+    pub listeners: Arc<Listeners>,
     pub drain: Drain,
 }
 

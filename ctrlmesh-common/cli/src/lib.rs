@@ -16,6 +16,7 @@ mod top;
 mod plan;
 mod steer;
 mod version;
+mod trace;
 mod check;
 mod events;
 mod explain;
@@ -66,6 +67,8 @@ enum Command {
     /// Show how many requests, writes and events pods have in a second, and how fast answers are: by shard, pod or
     /// namespace
     Top(top::Arguments),
+    /// Show the requests of a pod as they come, and what its proxy makes of them
+    Trace(trace::Arguments),
     /// Give slots, or a namespace, to another shard
     Move(steer::MoveArgs),
     /// Take from the shards of a pod, or of the pods on a node, what they own, so that these can be stopped
@@ -114,6 +117,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Events(arguments) => events::run(&arguments)?,
         Command::Plan(arguments) => return Ok(plan::run(&arguments)?),
         Command::Top(arguments) => top::run(&arguments)?,
+        Command::Trace(arguments) => trace::run(&arguments)?,
         Command::Move(arguments) => steer::give(&arguments)?,
         Command::Drain(arguments) => steer::drain(&arguments)?,
         Command::Rebalance(arguments) => steer::rebalance(&arguments)?,

@@ -5,7 +5,7 @@
 mod args;
 mod exposition;
 pub(crate) mod counters;
-mod targets;
+pub(crate) mod targets;
 pub(crate) mod traffic;
 pub(crate) mod sample;
 pub(crate) mod load;

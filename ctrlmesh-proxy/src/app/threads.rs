@@ -21,6 +21,7 @@ use crate::net::accept::{AcceptedConnection, ServingThread};
 use crate::net::tls::trust::Trust;
 use crate::session::{Policies, Server, WebhookTls};
 use crate::spans::Tracer;
+use crate::trace::Listeners;
 use crate::upstream::{Dialer, Http1Only, Target};
 use ctrlmesh_runtime::drain::Drain;
 
@@ -40,6 +41,7 @@ pub struct Parts {
     pub policies: Policies,
     pub metrics: Arc<Metrics>,
     pub tracer: Option<Tracer>,
+    pub listeners: Arc<Listeners>,
     pub drain: Drain,
 }
 
@@ -104,6 +106,7 @@ impl Parts {
             response_timeout: self.args.response_timeout,
             metrics: self.metrics,
             tracer: self.tracer,
+            listeners: self.listeners,
             drain,
         })
     }

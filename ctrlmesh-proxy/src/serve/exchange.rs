@@ -7,7 +7,7 @@ use ctrlmesh_common::policy::fault::ApiFaultKind;
 use ctrlmesh_request::decide::Refusal;
 use ctrlmesh_request::request::RequestInfo;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Request, Response, StatusCode, Uri, header};
+use http::{Request, Response, StatusCode, Uri, header};
 use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
@@ -21,6 +21,7 @@ use crate::serve::failure::{Abort, Failure};
 use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::ResponseRenaming;
+use crate::serve::observer::Observer;
 use crate::serve::pending::Pending;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply, RequestMetrics};
@@ -28,7 +29,7 @@ use crate::serve::shaping::Shaped;
 use crate::serve::wait_time::WaitTime;
 use crate::serve::websocket::Handshake;
 use crate::session::Session;
-use crate::spans::{ConnectionSpan, Decision, LoggedTrace, RequestOrigin, RequestSpan};
+use crate::spans::LoggedTrace;
 use crate::upstream::UsedConnection;
 use crate::watch::upgraded::UpgradedWatch;
 use crate::watch::{UnreadableFrames, Watch};
@@ -48,14 +49,14 @@ impl Session {
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
         let is_watch = info.as_ref().is_ok_and(RequestInfo::is_watch);
         let is_long_running = info.as_ref().is_ok_and(RequestInfo::is_long_running);
-        let mut span = self.begin_span(request.headers(), method.as_str(), &target, info.as_ref().ok());
+        let mut observer = self.observe(request.headers(), method.as_str(), &target, info.as_ref().ok());
         let mut metrics_guard = RequestMetrics::begin(self.clone(), info.as_ref().ok());
-        metrics_guard.set_trace(span.as_deref().and_then(RequestSpan::recorded_trace));
+        metrics_guard.set_trace(observer.as_deref().and_then(Observer::recorded_trace));
         let answered = match &info {
-            Ok(info) => self.relay(request, info, &target, start, span.as_deref_mut(), on_informational).await,
+            Ok(info) => self.relay(request, info, &target, start, observer.as_deref_mut(), on_informational).await,
             Err(error) => Err(Failure::BadRequest(*error)),
         };
-        let trace = LoggedTrace::of(span.as_deref());
+        let trace = Observer::logged(observer.as_deref());
         let (response, outcome) = match answered {
             Ok(response) => {
                 let outcome = outcome(response.status());
@@ -64,8 +65,8 @@ impl Session {
             }
             Err(error) => {
                 log_failure(&error, verb, &target, trace);
-                if let Some((span, decision)) = span.as_deref_mut().zip(error.decision()) {
-                    span.decided(decision);
+                if let Some(observer) = &mut observer {
+                    observer.failed(&error);
                 }
                 let status = self.failed(&error, method.is_safe())?;
                 metrics_guard.refused();
@@ -79,27 +80,12 @@ impl Session {
             }
         };
         let status = response.status();
-        if let Some(mut span) = span {
-            span.answered(status, outcome);
+        if let Some(observer) = observer {
+            observer.answered(status, outcome);
         }
         let (trace_id, span_id) = (trace.trace_id(), trace.span_id());
         info!(target: "access", %method, path = target.path(), verb, status = status.as_u16(), trace_id, span_id);
         Ok(response.map(|content| Reply { content, metrics_guard }))
-    }
-
-    /// `None` where no spans are made.
-    fn begin_span(
-        &self,
-        headers: &HeaderMap,
-        method: &str,
-        target: &PathAndQuery,
-        info: Option<&RequestInfo<'_>>,
-    ) -> Option<Box<RequestSpan>> {
-        let tracer = self.server.tracer.as_ref()?;
-        let (policy, connection) = (self.policy.current(), self.span.as_deref().map(ConnectionSpan::context));
-        let (path, pod) = (target.path(), self.requests.pod());
-        let origin = RequestOrigin { method, path, info, pod, shard: policy.shard(), connection };
-        Some(tracer.begin_request(headers, &origin))
     }
 
     async fn relay(
@@ -108,7 +94,7 @@ impl Session {
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
         start: Instant,
-        mut span: Option<&mut RequestSpan>,
+        mut observer: Option<&mut Observer>,
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
         let (request, mut pending) = self.prepare(request, info, target).await?;
@@ -116,7 +102,7 @@ impl Session {
             // Much time may have passed since it was looked at first.
             self.check_confirmed(pending.validity.as_ref())?;
         }
-        let request = traced(span.as_deref_mut(), request, target, pending.is_body_renamed);
+        let request = Observer::sent(observer.as_deref_mut(), request, target, pending.is_body_renamed);
         let sent = pending.sent();
         let took = start.elapsed().saturating_sub(pending.waits.total());
         let long_running = pending.long_running;
@@ -137,7 +123,7 @@ impl Session {
                 answered
             }
         };
-        let response = RequestSpan::received(span.as_deref_mut(), answered)?;
+        let response = Observer::received(observer.as_deref_mut(), answered)?;
         pending.answered(response.status(), start, sent, &self.traffic);
         let faults = pending.faults.take();
         self.meet_on_answer(faults.as_deref())?;
@@ -149,7 +135,7 @@ impl Session {
         let waits = WaitTime::default();
         let response = self.finish(response, pending, &waits).await;
         let took = took + answered.elapsed();
-        let trace = span.as_deref().and_then(RequestSpan::recorded_trace);
+        let trace = observer.as_deref().and_then(Observer::recorded_trace);
         self.server.metrics.added(took.saturating_sub(waits.total()), trace);
         let Some(faults) = faults else { return response };
         response.map(|response| {
@@ -218,22 +204,6 @@ impl Session {
             (_, None) => Ok(response.map(Content::Plain)),
         }
     }
-}
-
-/// Begins the span of a request that is sent now. Takes and returns the request, which a borrow would keep in the
-/// future of [`Session::relay`] until its end.
-fn traced(
-    span: Option<&mut RequestSpan>,
-    mut request: Request<Relay>,
-    target: &PathAndQuery,
-    is_body_renamed: bool,
-) -> Request<Relay> {
-    if let Some(span) = span {
-        let is_rewritten = is_body_renamed || request.uri().path_and_query() != Some(target);
-        let decision = if is_rewritten { Decision::Rewritten } else { Decision::Passed };
-        span.sent(decision, request.headers_mut());
-    }
-    request
 }
 
 /// Sends a write, as long as nothing forbids it.

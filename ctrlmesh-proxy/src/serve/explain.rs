@@ -5,6 +5,8 @@
 use ctrlmesh_common::policy::Policy;
 use tracing::info;
 
+use crate::trace::readable;
+
 /// The log target.
 pub const TARGET: &str = "explain";
 
@@ -55,31 +57,5 @@ pub fn renamed(verb: &str, target: &str, before: &str, after: &str) {
 pub fn refused(verb: &str, target: &str, why: &dyn std::error::Error) {
     if tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         info!(target: TARGET, "{verb} {} refused: {why}", readable(target));
-    }
-}
-
-/// Undoes escapes of printable ASCII, for people to read.
-pub fn readable(target: &str) -> String {
-    let mut text = String::with_capacity(target.len());
-    let mut rest = target;
-    while let Some(at) = rest.find('%') {
-        text.push_str(&rest[..at]);
-        let escape = rest.get(at + 1..at + 3);
-        let byte = escape.and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        let byte = byte.filter(|byte| byte.is_ascii_graphic() || *byte == b' ');
-        text.push(byte.map_or('%', char::from));
-        rest = &rest[at + if byte.is_some() { 3 } else { 1 }..];
-    }
-    text + rest
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn escapes_are_undone_where_they_can_be_read() {
-        assert_eq!(readable("/a?b=c%20in%20%28x%29%00%zz%"), "/a?b=c in (x)%00%zz%");
-        assert_eq!(readable("/é%2"), "/é%2");
     }
 }

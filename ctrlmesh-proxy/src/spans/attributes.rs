@@ -64,7 +64,7 @@ pub struct RequestOrigin<'a> {
 }
 
 impl Decision {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Passed => "passed",
             Self::Rewritten => "rewritten",

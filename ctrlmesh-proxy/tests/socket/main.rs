@@ -14,6 +14,7 @@ mod forward;
 mod forwarding;
 mod guards;
 mod limits;
+mod live_trace;
 mod locks;
 #[path = "../harness/manager.rs"]
 mod manager;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_demo::install::ROLLED_OUT_WITHIN;
 use ctrlmesh_demo::steps::{ADDED, BAD, CANARY, END, LEAVE, MANAGER, PROXY, REFERENCE, REPLICA, ROLLOUT, SHARDS, WILD};
 use ctrlmesh_demo::work::Work;
@@ -26,7 +26,16 @@ fn three_shards_of_the_example_do_what_one_replica_does() -> Result<()> {
     // An idle replica asks for its lock every two seconds.
     let rebalance = "rebalance example-operator -n example-operator --by requests --sample 10s --dry-run";
     called(&environment.cluster, &rebalance.split(' ').collect::<Vec<_>>())?;
+    traced(&environment.cluster)?;
     stage::play_on(&environment, after)
+}
+
+/// Follows a replica through its node's proxy: it renews its lock, whatever else it does.
+fn traced(cluster: &Cluster) -> Result<()> {
+    let list = ["--namespace", "example-operator", "get", "pods", "--selector=app=example-operator", "--output=name"];
+    let pods = cluster.ask(&list, "")?;
+    let pod = pods.lines().next().and_then(|name| name.strip_prefix("pod/")).context("a replica")?;
+    called(cluster, &["trace", pod, "-n", "example-operator", "--verb", "update", "--count", "3", "--for", "60s"])
 }
 
 /// Calls `ctrlmesh`, which prints for whoever reads the test.

@@ -164,6 +164,7 @@ async fn begin(setup: Setup, metrics: Arc<Metrics>, drain: &Drain) -> Result<Vec
         policies: Policies::One(ServedPod::new(policy, Arc::default(), guards, None)),
         metrics: metrics.clone(),
         tracer: None,
+        listeners: Arc::default(),
         drain: drain.clone(),
         args: setup.args.clone(),
     };

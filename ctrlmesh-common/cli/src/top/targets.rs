@@ -25,6 +25,13 @@ pub(super) fn targets(node_proxies: &[Pod], enrolled: &[Pod]) -> Vec<Target> {
         pod: pod.name_any(),
         is_sidecar,
     };
+    let nodes = newest_by_node(node_proxies);
+    let sidecars = enrolled.iter().filter(|pod| image_of(pod, SIDECAR).is_some() && runs(pod));
+    nodes.into_values().map(|pod| target(pod, false)).chain(sidecars.map(|pod| target(pod, true))).collect()
+}
+
+/// The node proxies that run, one a node.
+pub(crate) fn newest_by_node(node_proxies: &[Pod]) -> BTreeMap<Option<&str>, &Pod> {
     let mut nodes: BTreeMap<Option<&str>, &Pod> = BTreeMap::new();
     for pod in node_proxies.iter().filter(|pod| image_of(pod, NODE_PROXY).is_some() && runs(pod)) {
         let newest = nodes.entry(pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())).or_insert(pod);
@@ -32,8 +39,7 @@ pub(super) fn targets(node_proxies: &[Pod], enrolled: &[Pod]) -> Vec<Target> {
             *newest = pod;
         }
     }
-    let sidecars = enrolled.iter().filter(|pod| image_of(pod, SIDECAR).is_some() && runs(pod));
-    nodes.into_values().map(|pod| target(pod, false)).chain(sidecars.map(|pod| target(pod, true))).collect()
+    nodes
 }
 
 fn runs(pod: &Pod) -> bool {

@@ -17,3 +17,4 @@ mod run_refused;
 mod run_terminal;
 mod status;
 mod top;
+mod trace;

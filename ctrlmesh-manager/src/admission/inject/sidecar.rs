@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ctrlmesh_common::names::{TOKEN_AUDIENCE, port, root_ca, sidecar};
+use ctrlmesh_common::names::{TOKEN_AUDIENCE, TRACE_SOCKET_VARIABLE, port, root_ca, sidecar};
 use ctrlmesh_runtime::traces::{ENDPOINT_VARIABLE, RATIO_VARIABLE};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
@@ -145,7 +145,7 @@ fn container(settings: &SidecarSettings, resources: ResourceRequirements, interc
     }
 }
 
-/// The proxy's variables: its pod, how much memory it may use, and where its spans go.
+/// The proxy's variables: its pod, how much memory it may use, where it shows its requests, and where its spans go.
 fn environment(settings: &SidecarSettings, resources: &ResourceRequirements) -> Vec<EnvVar> {
     let own = [of_pod("POD_NAME", "metadata.name"), of_pod("POD_NAMESPACE", "metadata.namespace")];
     let limit = resources.limits.as_ref().and_then(|limits| limits.get("memory"));
@@ -166,7 +166,8 @@ fn environment(settings: &SidecarSettings, resources: &ResourceRequirements) -> 
     let traces = settings.traces.as_ref().map(|(collector, ratio)| {
         [text(ENDPOINT_VARIABLE, collector.to_string()), text(RATIO_VARIABLE, ratio.to_string())]
     });
-    own.into_iter().chain(memory).chain(traces.into_iter().flatten()).collect()
+    let socket = text(TRACE_SOCKET_VARIABLE, format!("{STATE_FOLDER}/trace"));
+    own.into_iter().chain(memory).chain([socket]).chain(traces.into_iter().flatten()).collect()
 }
 
 /// `period` is in seconds.

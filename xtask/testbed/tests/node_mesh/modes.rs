@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _, stderr};
 use std::net::TcpStream;
 use std::process::Stdio;
+use std::sync::mpsc;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_runtime::sync::{read, write};
@@ -266,8 +267,36 @@ fn works_with(name: &str, annotations: &[(&str, &str)], inside: bool) -> Result<
         if space.cluster().node().is_some() {
             operator::all_asked_for_their_share(space)?;
         }
+        if inside {
+            the_sidecar_shows_its_requests(space, &pods[0])?;
+        }
         the_sidecar_ends_last(space, &pods[0])
     })
+}
+
+/// Follows the requests of a pod with a proxy inside, as `ctrlmesh trace` does.
+fn the_sidecar_shows_its_requests(space: Space<'_>, pod: &Value) -> Result<()> {
+    let pod = pod["metadata"]["name"].as_str().context("a name")?;
+    let exec = ["exec", "--stdin", pod, "--container", "ctrlmesh-proxy", "--", "/ctrlmesh-proxy", "trace"];
+    let mut trace = space.command(&exec).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let lines = BufReader::new(trace.stdout.take().context("output")?).lines();
+    let (shown, is_shown) = mpsc::channel();
+    std::thread::spawn(move || {
+        let is_wanted = |line: &String| line.contains("/websites");
+        lines.map_while(Result::ok).filter(is_wanted).for_each(|line| drop(shown.send(line)));
+    });
+    let mut number = 0;
+    let asked = until("a request to be shown", || {
+        number += 1;
+        operator::own(space, &format!("shown-{number}"))?;
+        Ok(is_shown.try_recv().ok())
+    });
+    // The program in the container ends with its input.
+    drop(trace.stdin.take());
+    let ended = trace.wait()?;
+    asked?;
+    ensure!(ended.success(), "{ended}");
+    Ok(())
 }
 
 /// Deletes a pod with a proxy inside: that ends after the operator, and because it was told to.

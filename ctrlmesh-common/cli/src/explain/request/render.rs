@@ -2,7 +2,7 @@
 //!
 //! Pure.
 
-use ctrlmesh_proxy::serve::explain;
+use ctrlmesh_proxy::trace::readable;
 
 use super::passage::{Outcome, RenamedLock, RequestExplanation};
 use crate::explain::fencing::{self, Answer};
@@ -126,7 +126,7 @@ fn answer(explanation: &RequestExplanation) -> Step {
         Some(sent) if *sent == explanation.target && explanation.outcome == Outcome::Passes => {
             step.say("The request reaches the API server unchanged.");
         }
-        Some(sent) => step.say(format!("The API server gets: {} {}", explanation.method, explain::readable(sent))),
+        Some(sent) => step.say(format!("The API server gets: {} {}", explanation.method, readable(sent))),
         None => {}
     }
     if let Some(answer) = explanation.api_server.as_ref() {

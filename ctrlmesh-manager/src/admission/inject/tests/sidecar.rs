@@ -47,6 +47,17 @@ fn a_sidecar_learns_where_its_spans_go() {
 }
 
 #[test]
+fn whoever_is_in_a_sidecars_container_can_follow_its_requests() {
+    let found = injected(json!({annotation::SIDECAR: "true"}), usual());
+    let proxy = &found["spec"]["initContainers"][0];
+    let env = proxy["env"].as_array().unwrap();
+    let socket = env.iter().find(|one| one["name"] == "CTRLMESH_PROXY_TRACE_SOCKET").unwrap();
+    let folder = socket["value"].as_str().unwrap().strip_suffix("/trace").unwrap();
+    let mounts = proxy["volumeMounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|mount| mount["mountPath"] == folder && mount["readOnly"] != true), "{mounts:?}");
+}
+
+#[test]
 fn annotations_give_resources_and_variables() {
     let found = injected(
         json!({

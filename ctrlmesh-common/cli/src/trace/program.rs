@@ -1,0 +1,93 @@
+//! Runs `ctrlmesh-proxy trace` in the proxy's container, and reads its lines.
+
+use ctrlmesh_proxy::trace::{TraceFilter, TraceLine};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{AttachParams, AttachedProcess};
+use kube::client::UpgradeConnectionError;
+use kube::{Api, Client, Error};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader, Lines};
+
+use super::error::TraceError;
+use super::proxy_of_pod::ProxyContainer;
+
+/// The program in the proxy's image.
+const PATH: &str = "/ctrlmesh-proxy";
+
+/// HTTP status of a request that the user has no right to.
+const FORBIDDEN: u16 = 403;
+
+/// Of what the program says when it fails, the beginning is shown.
+const MAX_ERROR_BYTES: u64 = 4096;
+
+/// The program as it runs. It ends with its input, which ends when this is dropped.
+pub(super) struct Program {
+    /// Holds the connection.
+    process: AttachedProcess,
+    lines: Lines<BufReader<Box<dyn AsyncRead + Unpin>>>,
+    errors: Box<dyn AsyncRead + Unpin>,
+    _input: Box<dyn Send>,
+}
+
+impl Program {
+    /// # Errors
+    /// If it cannot be run there.
+    pub(super) async fn start(
+        client: &Client,
+        proxy: &ProxyContainer,
+        pod: Option<&str>,
+        filter: &TraceFilter,
+    ) -> Result<Self, TraceError> {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &proxy.namespace);
+        let attach = AttachParams::default().container(proxy.container).stdin(true);
+        let command = command(pod, filter);
+        let mut process = pods.exec(&proxy.pod, command, &attach).await.map_err(|error| failed(proxy, error))?;
+        let (output, errors, input) = (process.stdout(), process.stderr(), process.stdin());
+        let reader = |stream: Option<_>| -> Box<dyn AsyncRead + Unpin> {
+            match stream {
+                Some(stream) => Box::new(stream),
+                None => Box::new(tokio::io::empty()),
+            }
+        };
+        let lines = BufReader::new(reader(output)).lines();
+        Ok(Self { process, lines, errors: reader(errors), _input: Box::new(input) })
+    }
+
+    /// The next line that says something. `None`: the proxy has ended.
+    ///
+    /// # Errors
+    /// If the program failed, or says what is no such line.
+    pub(super) async fn next(&mut self) -> Result<Option<TraceLine>, TraceError> {
+        while let Some(line) = self.lines.next_line().await? {
+            if !line.is_empty() {
+                return Ok(Some(serde_json::from_str(&line)?));
+            }
+        }
+        let mut errors = String::new();
+        (&mut self.errors).take(MAX_ERROR_BYTES).read_to_string(&mut errors).await?;
+        let status = match self.process.take_status() {
+            Some(status) => status.await,
+            None => None,
+        };
+        let has_failed = status.is_some_and(|status| status.status.as_deref() == Some("Failure"));
+        if has_failed { Err(TraceError::Refused { reason: errors.trim().to_owned() }) } else { Ok(None) }
+    }
+}
+
+fn command(pod: Option<&str>, filter: &TraceFilter) -> Vec<String> {
+    let mut command = vec![PATH.to_owned(), "trace".to_owned()];
+    command.extend(pod.map(|pod| format!("--pod={pod}")));
+    command.extend(filter.arguments());
+    command
+}
+
+fn failed(proxy: &ProxyContainer, error: Error) -> TraceError {
+    let code = match &error {
+        Error::Api(status) => status.code,
+        Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => status.as_u16(),
+        _ => 0,
+    };
+    if code == FORBIDDEN {
+        return TraceError::Forbidden { namespace: proxy.namespace.clone() };
+    }
+    TraceError::Exec(Box::new(error))
+}
