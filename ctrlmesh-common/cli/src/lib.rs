@@ -5,6 +5,7 @@
 
 mod files;
 mod text;
+mod failure;
 mod cluster;
 mod validate;
 mod compile;
@@ -24,7 +25,7 @@ mod dashboard;
 mod completion;
 
 use std::ffi::{OsStr, OsString};
-use std::io::{stdin, stdout};
+use std::io::{Write as _, stderr, stdin, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -134,6 +135,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes why a command failed, and returns its exit status. `RUST_BACKTRACE` changes nothing: errors are for users.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    // Where standard error is closed, the exit status is all that is left to say.
+    drop(writeln!(stderr(), "Error: {}", failure::causes(&**error)));
+    ExitCode::FAILURE
 }
 
 /// The command line without what is hidden, which shells would complete.

@@ -3,6 +3,6 @@
 
 use std::process::ExitCode;
 
-fn main() -> anyhow::Result<ExitCode> {
-    ctrlmesh::main(std::env::args_os())
+fn main() -> ExitCode {
+    ctrlmesh::main(std::env::args_os()).unwrap_or_else(|error| ctrlmesh::report(&error))
 }

@@ -1,6 +1,5 @@
 //! Reads objects for commands that go on where one of them cannot be read.
 
-use std::error::Error as _;
 use std::fmt::{self, Debug};
 
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
@@ -9,6 +8,7 @@ use kube::{Api, Client, Error, Resource};
 use serde::de::DeserializeOwned;
 
 use super::resource_name;
+use crate::failure::causes;
 
 /// Objects in one answer.
 const PAGE: u32 = 500;
@@ -131,23 +131,6 @@ where
 
 fn plural<K: Resource<DynamicType = ()>>() -> String {
     resource_name(&K::group(&()), &K::plural(&()))
-}
-
-/// The error with its causes, each once.
-fn causes(error: &Error) -> String {
-    if let Error::Api(status) = error {
-        return status.message.clone();
-    }
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let message = cause.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

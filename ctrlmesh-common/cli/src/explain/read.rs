@@ -16,6 +16,7 @@ use kube::core::ObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
 
 use super::object::{Facts, LockHolder, RootFacts};
+use crate::failure::causes;
 use crate::owner::owners::{Owners, RootOwner};
 
 /// Reads what may be read. What may not is named in the facts.
@@ -96,5 +97,5 @@ async fn lock_holder(
 
 /// Takes what was read. Notes why it was not.
 fn or_note<T>(read: kube::Result<T>, what: &str, not_known: &mut Vec<String>) -> Option<T> {
-    read.map_err(|error| not_known.push(format!("{what}: {error}"))).ok()
+    read.map_err(|error| not_known.push(format!("{what}: {}", causes(&error)))).ok()
 }

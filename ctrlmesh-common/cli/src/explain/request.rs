@@ -19,6 +19,7 @@ use super::error::ExplainError;
 use super::read;
 use super::target::Asked;
 use crate::cluster::Connection;
+use crate::failure::causes;
 use crate::owner;
 use crate::owner::resource::FoundResource;
 
@@ -76,7 +77,7 @@ async fn fenced_labels(
     match owner::metadata(client, resource, None, name).await {
         Ok(metadata) => Some(metadata.labels.unwrap_or_default()),
         Err(error) => {
-            not_known.push(format!("the labels of the object: {error}"));
+            not_known.push(format!("the labels of the object: {}", causes(&error)));
             None
         }
     }

@@ -6,6 +6,7 @@
 mod harness;
 mod check;
 mod dashboard;
+mod errors;
 mod events;
 mod explain;
 mod manifests;
