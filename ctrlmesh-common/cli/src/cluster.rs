@@ -1,5 +1,6 @@
 //! Reaches the API server as kubectl does.
 
+pub(crate) mod paging;
 pub(crate) mod answer;
 pub(crate) mod labelling;
 

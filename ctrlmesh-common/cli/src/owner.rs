@@ -23,7 +23,7 @@ use self::object::Object;
 use self::owners::Owners;
 use self::resource::{FoundResource, Meanings};
 use crate::cluster::labelling::{LabellingError, labelling};
-use crate::cluster::{self, ClusterError, Connection};
+use crate::cluster::{self, ClusterError, Connection, paging};
 use crate::text::{self, Document, DocumentError};
 
 /// Kind of the document about the owners of an object.
@@ -124,5 +124,5 @@ pub(crate) async fn metadata(
 /// They cannot be read.
 pub(crate) async fn configs(client: &Client) -> Result<Vec<ShardingConfig>, OwnerError> {
     let configs: Api<ShardingConfig> = Api::all(client.clone());
-    Ok(configs.list(&ListParams::default()).await.map_err(OwnerError::Roots)?.items)
+    paging::list(&configs, ListParams::default()).await.map_err(OwnerError::Roots)
 }

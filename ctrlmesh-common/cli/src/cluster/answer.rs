@@ -7,11 +7,8 @@ use kube::api::ListParams;
 use kube::{Api, Client, Error, Resource};
 use serde::de::DeserializeOwned;
 
-use super::resource_name;
+use super::{paging, resource_name};
 use crate::failure::causes;
-
-/// Objects in one answer.
-const PAGE: u32 = 500;
 
 /// HTTP status of a request that the user has no right to.
 const FORBIDDEN: u16 = 403;
@@ -74,7 +71,7 @@ where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
     let right = format!("list {} in namespace {namespace}", plural::<K>());
-    pages(&Api::<K>::namespaced(client.clone(), namespace), labels, &right).await
+    listed(&Api::<K>::namespaced(client.clone(), namespace), labels, &right).await
 }
 
 /// Lists the objects of the whole cluster with these labels.
@@ -83,7 +80,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
     let right = format!("list {} in all namespaces", plural::<K>());
-    pages(&Api::<K>::all(client.clone()), labels, &right).await
+    listed(&Api::<K>::all(client.clone()), labels, &right).await
 }
 
 /// Lists the objects of a namespace with these labels, or of the whole cluster where none is named.
@@ -106,26 +103,15 @@ pub(crate) fn found<K>(read: Result<Option<K>, Error>, right: &str) -> Answer<Op
 }
 
 /// A resource that the API server does not have has no objects.
-async fn pages<K>(api: &Api<K>, labels: &str, right: &str) -> Answer<Vec<K>>
+async fn listed<K>(api: &Api<K>, labels: &str, right: &str) -> Answer<Vec<K>>
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    let mut page = ListParams::default().limit(PAGE);
-    if !labels.is_empty() {
-        page = page.labels(labels);
-    }
-    let mut all = Vec::new();
-    loop {
-        let list = match api.list(&page).await {
-            Ok(list) => list,
-            Err(Error::Api(status)) if status.code == NOT_FOUND => return Ok(all),
-            Err(error) => return Err(Unanswered::of(right, &error)),
-        };
-        all.extend(list.items);
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(all),
-        }
+    let params = ListParams::default();
+    let params = if labels.is_empty() { params } else { params.labels(labels) };
+    match paging::list(api, params).await {
+        Err(Error::Api(status)) if status.code == NOT_FOUND => Ok(Vec::new()),
+        read => read.map_err(|error| Unanswered::of(right, &error)),
     }
 }
 

@@ -16,6 +16,7 @@ use kube::core::ObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
 
 use super::object::{Facts, LockHolder, RootFacts};
+use crate::cluster::paging;
 use crate::failure::causes;
 use crate::owner::owners::{Owners, RootOwner};
 
@@ -61,13 +62,13 @@ async fn root_facts(
     let namespace = owner.namespace.as_str();
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let enrolled = ListParams::default().labels(&format!("{}=true", label::ENABLE_PROXY));
-    let pods = pods.list(&enrolled).await.map(|list| list.items);
+    let pods = paging::list(&pods, enrolled).await;
     let pods = or_note(pods, &format!("the pods of namespace {namespace}"), not_known).unwrap_or_default();
     let pods = pods.iter().map(Member::from).filter(|pod| pod.enrolled() && !pod.ended);
     let is_of_target = |pod: &Member| root.spec.root.as_ref().is_some_and(|rule| pod.is_of_target(rule));
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let of_root = format!("regarding.kind=ShardingConfig,regarding.name={},reason={GRANTED}", owner.name);
-    let granted = events.list(&ListParams::default().fields(&of_root)).await.map(|list| list.items);
+    let granted = paging::list(&events, ListParams::default().fields(&of_root)).await;
     let granted = or_note(granted, &format!("the events of namespace {namespace}"), not_known);
     RootFacts {
         pods: pods.filter(is_of_target).collect(),

@@ -2,15 +2,12 @@
 
 use ctrlmesh_common::selector::Labels;
 use ctrlmesh_manager::rules::label_coverage::VERBS;
-use kube::api::{DynamicObject, ListParams};
+use kube::api::{DynamicObject, ListParams, ObjectMeta};
 use kube::core::ApiResource;
 use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
 use kube::{Api, Client, Error};
 
-use crate::cluster::api_resource;
-
-/// Objects in one answer.
-const PAGE: u32 = 500;
+use crate::cluster::{api_resource, paging};
 
 /// Every resource that the manager can label, and namespaces, in the preferred version of its group.
 pub(super) fn labelled(groups: &[APIGroupDiscovery]) -> Vec<ApiResource> {
@@ -53,18 +50,10 @@ pub(super) async fn list(
     mut each: impl FnMut(Option<&str>, &str, &Labels),
 ) -> Result<(), Error> {
     let all: Api<DynamicObject> = Api::all_with(client.clone(), resource);
-    let mut page = ListParams::default().limit(PAGE);
     let none = Labels::new();
-    loop {
-        let list = all.list_metadata(&page).await?;
-        for object in &list.items {
-            let metadata = &object.metadata;
-            let labels = metadata.labels.as_ref().unwrap_or(&none);
-            each(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default(), labels);
-        }
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(()),
-        }
-    }
+    let each = |object: &ObjectMeta| {
+        let labels = object.labels.as_ref().unwrap_or(&none);
+        each(object.namespace.as_deref(), object.name.as_deref().unwrap_or_default(), labels);
+    };
+    paging::each_metadata(&all, ListParams::default(), each).await
 }

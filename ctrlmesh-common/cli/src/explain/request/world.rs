@@ -1,5 +1,6 @@
 //! Reads what the manager compiles policies from, of one namespace.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ShardingConfig};
@@ -10,11 +11,12 @@ use ctrlmesh_manager::rules::pod::{self, Member};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::ListParams;
+use kube::api::{ListParams, ObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::labelling::scheme;
+use crate::cluster::paging;
 use crate::explain::error::ExplainError;
 
 /// What policies of the pods of one namespace are compiled from.
@@ -57,13 +59,14 @@ pub(super) async fn read(client: &Client, namespace: &str) -> Result<NamespaceWo
     let pods: Vec<Pod> = list(client, namespace, "pods").await?;
     let sets: Vec<StatefulSet> = list(client, namespace, "statefulsets").await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let namespaces = namespaces.list_metadata(&ListParams::default()).await;
     let failed = |source| ExplainError::Read { kind: "namespaces", place: "the cluster".to_owned(), source };
-    let namespaces = namespaces.map_err(failed)?.items;
+    let mut names = BTreeSet::new();
+    let each = |namespace: &ObjectMeta| names.extend(namespace.name.clone());
+    paging::each_metadata(&namespaces, ListParams::default(), each).await.map_err(failed)?;
     let snapshot = Snapshot {
         configs,
         injections: injections.iter().map(Injection::from).collect(),
-        namespaces: namespaces.iter().map(kube::ResourceExt::name_any).collect(),
+        namespaces: names,
         first_ordinals: sets.iter().map(pod::first_ordinal).collect(),
         scheme: Arc::new(scheme(client).await?),
         ..Snapshot::default()
@@ -78,5 +81,5 @@ where
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let place = format!("namespace {namespace:?}");
     let failed = |source| ExplainError::Read { kind, place, source };
-    Ok(api.list(&ListParams::default()).await.map_err(failed)?.items)
+    paging::list(&api, ListParams::default()).await.map_err(failed)
 }
