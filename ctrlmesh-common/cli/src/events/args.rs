@@ -14,7 +14,7 @@ pub(crate) struct Arguments {
     /// Show those of all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["root", "namespace"])]
     pub(super) all_namespaces: bool,
-    /// Go on, and print what is new. The API server is asked every 2s
+    /// Go on, and print each event that is new or comes again
     #[arg(short, long)]
     pub(super) watch: bool,
     /// How to print: json and yaml are for programs

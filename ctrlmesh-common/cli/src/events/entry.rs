@@ -48,10 +48,9 @@ pub(crate) struct Regarding {
 
 /// Those of ours, the newest last. With `configs`, only those about ShardingConfigs of these names.
 pub(super) fn entries(events: &[Event], configs: Option<&BTreeSet<String>>) -> Vec<Entry> {
-    let is_meant = |event: &&Event| match (&event.regarding, configs) {
-        (Some(regarding), Some(names)) => is_about(regarding, names),
-        (_, Some(_)) => false,
-        (_, None) => is_ours(event),
+    let is_meant = |event: &&Event| match configs {
+        Some(names) => config_name(event).is_some_and(|name| names.contains(name)),
+        None => is_ours(event),
     };
     let mut entries: Vec<Entry> = events.iter().filter(is_meant).map(Entry::of).collect();
     entries
@@ -65,6 +64,13 @@ pub(crate) fn last_time(event: &Event) -> Option<Timestamp> {
     let deprecated = event.deprecated_last_timestamp.as_ref().map(|time| time.0);
     let time = event.event_time.as_ref().map(|time| time.0);
     series.or(deprecated).or(time).or(created(event))
+}
+
+/// The ShardingConfig that an event is about. `None`: it is about something else.
+pub(super) fn config_name(event: &Event) -> Option<&str> {
+    let regarding = event.regarding.as_ref()?;
+    let is_config = regarding.kind.as_deref() == Some(&*ShardingConfig::kind(&()));
+    regarding.name.as_deref().filter(|_| is_config)
 }
 
 impl Entry {
@@ -87,11 +93,6 @@ impl Entry {
             message: text(&event.note),
             reported_by: reporter.or(source).unwrap_or_default(),
         }
-    }
-
-    /// Changes whenever the event comes again.
-    pub(super) fn version(&self) -> (String, i32) {
-        (format!("{}/{}", self.namespace, self.name), self.count)
     }
 }
 
@@ -117,11 +118,6 @@ fn is_ours(event: &Event) -> bool {
     let source = event.deprecated_source.as_ref().and_then(|source| source.component.as_deref());
     let reporters = [event.reporting_controller.as_deref(), source];
     group == Some(GROUP) || reporters.contains(&Some(FIELD_MANAGER))
-}
-
-fn is_about(regarding: &ObjectReference, names: &BTreeSet<String>) -> bool {
-    let is_config = regarding.kind.as_deref() == Some(&*ShardingConfig::kind(&()));
-    is_config && regarding.name.as_ref().is_some_and(|name| names.contains(name))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod check;
 mod dashboard;
 mod errors;
 mod events;
+mod events_watch;
 mod explain;
 mod manifests;
 mod owner;

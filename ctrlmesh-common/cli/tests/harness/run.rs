@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::future::Future;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
 
-use http::StatusCode;
+use http::{Response, StatusCode};
 use nix::sys::signal;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -17,7 +18,7 @@ use tokio::task;
 
 use super::pki::Pki;
 use super::soon;
-use super::upstream::{ReceivedRequest, Upstream, whole};
+use super::upstream::{Body, ReceivedRequest, Upstream, whole};
 
 /// What most runs are limited to.
 pub(crate) const LIMIT: [&str; 4] = ["--limit", "pods", "--selector", "slot in (0,1)"];
@@ -52,6 +53,17 @@ impl Bed {
             async move { whole(status, body) }
         });
         Self::before(pki, upstream.await)
+    }
+
+    /// An API server that answers each request by `answer`, which may send the body bit by bit.
+    pub(crate) async fn speaking<A, F>(answer: A) -> Self
+    where
+        A: Fn(ReceivedRequest) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let pki = Pki::new();
+        let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), answer).await;
+        Self::before(pki, upstream)
     }
 
     fn before(pki: Pki, upstream: Upstream) -> Self {
@@ -152,6 +164,11 @@ impl Running {
 
     pub(crate) fn send(&self, signal: Signal) {
         signal::kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&self) {
+        self.send(Signal::SIGKILL);
     }
 
     /// Exit code, and what else it said.

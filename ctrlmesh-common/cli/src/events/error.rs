@@ -1,0 +1,31 @@
+//! Why events cannot be shown.
+
+use std::io;
+
+use kube::runtime::watcher;
+
+use crate::cluster::ClusterError;
+use crate::text::DocumentError;
+
+/// Why events cannot be shown, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EventsError {
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("read the {kind} of {place} (does `kubectl get {kind}` work there?)")]
+    Read { kind: &'static str, place: String, source: kube::Error },
+    #[error(
+        "there is no ShardingConfig {name:?} in namespace {namespace:?}, and no event about one: \
+         `ctrlmesh status -A` lists them"
+    )]
+    NoSuchConfig { name: String, namespace: String },
+    #[error(
+        "watch events.events.k8s.io of {place}: you may list them, but need the right to `watch`; \
+         without --watch they are shown once"
+    )]
+    Watch { place: String, source: Box<watcher::Error> },
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error("print")]
+    Print(#[from] io::Error),
+}
