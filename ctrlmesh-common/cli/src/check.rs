@@ -11,6 +11,7 @@ mod expected;
 mod dry_run;
 mod snapshot;
 mod pods;
+mod node;
 mod cgroups;
 mod checks;
 mod read;

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 
 use super::finding::{Finding, Group, listed};
+use super::node::{can_have_proxy, info, is_ready};
 use super::pages;
 use crate::cluster::answer::{Answer, Unanswered};
 use crate::text::{cut, line};
@@ -23,23 +24,37 @@ const CHECK: &str = "cgroups";
 /// Kinds of nodes that are asked at most. A kubelet's metrics have some 100 KiB.
 const MOST_KINDS: usize = 8;
 
+/// What to do where kubelets do not say it.
+const PROXIES_SAY_IT: &str = "after the installation, the node proxies say whether they find cgroup2";
+
 /// Of an error, in characters.
 const MESSAGE_WIDTH: usize = 200;
 
-/// The cgroup version that each kubelet says. `None`: it says none.
-pub(super) type Cgroups = Vec<(String, Answer<Option<u8>>)>;
+/// What is known of the nodes' cgroups, by one node of each kind.
+#[derive(Debug, Default)]
+pub(super) struct Cgroups {
+    /// What each kubelet says that was asked. `None`: it says no version.
+    pub(super) answers: Vec<(String, Answer<Option<u8>>)>,
+    /// Nodes of kinds of which no node is ready. A kubelet that is away answers nothing.
+    pub(super) not_ready: Vec<String>,
+}
 
-/// One Linux node of each kind, by its name.
-pub(super) fn samples(nodes: &[Node]) -> Vec<String> {
-    let mut kinds: BTreeMap<[String; 3], String> = BTreeMap::new();
-    for node in nodes {
-        let Some(info) = node.status.as_ref().and_then(|status| status.node_info.as_ref()) else { continue };
-        if info.operating_system == "linux" {
-            let kind = [&info.kernel_version, &info.os_image, &info.kubelet_version].map(Clone::clone);
-            kinds.entry(kind).or_insert_with(|| node.name_any());
+/// The nodes to ask, and those that are not ready. There is one node of each kind, a ready one if there is one.
+pub(super) fn samples(nodes: &[Node]) -> (Vec<String>, Vec<String>) {
+    let mut kinds: BTreeMap<[&str; 3], &Node> = BTreeMap::new();
+    for node in nodes.iter().filter(|node| can_have_proxy(node)) {
+        let Some(info) = info(node) else { continue };
+        let kind = [info.kernel_version.as_str(), &info.os_image, &info.kubelet_version];
+        let sample = kinds.entry(kind).or_insert(node);
+        if !is_ready(sample) && is_ready(node) {
+            *sample = node;
         }
     }
-    kinds.into_values().take(MOST_KINDS).collect()
+    let (ready, not_ready): (Vec<&Node>, Vec<&Node>) = kinds.into_values().partition(|node| is_ready(node));
+    (
+        ready.into_iter().take(MOST_KINDS).map(Node::name_any).collect(),
+        not_ready.into_iter().map(Node::name_any).collect(),
+    )
 }
 
 /// The value of the metric in a kubelet's answer.
@@ -49,36 +64,41 @@ pub(super) fn version(metrics: &str) -> Option<u8> {
 
 pub(super) fn check(cgroups: &Cgroups) -> Finding {
     let group = Group::Nodes;
-    let proxy = "after the installation, the node proxies say whether they find cgroup2";
-    let others = cgroups.iter().filter(|(_, answer)| answer.as_ref().is_ok_and(|version| *version == Some(1)));
-    let others: Vec<&str> = others.map(|(node, _)| node.as_str()).collect();
-    let silent = cgroups.iter().any(|(_, answer)| answer.as_ref().is_ok_and(Option::is_none));
-    if !others.is_empty() {
-        let found = format!("kubelets use cgroup v1, on nodes as {}", listed(&others));
+    let nodes = |says: fn(Option<u8>) -> bool| -> Vec<&str> {
+        let that_say = cgroups.answers.iter().filter(|(_, answer)| answer.as_ref().is_ok_and(|it| says(*it)));
+        that_say.map(|(node, _)| node.as_str()).collect()
+    };
+    let first = nodes(|version| version == Some(1));
+    if !first.is_empty() {
+        let found = format!("kubelets use cgroup v1, on nodes as {}", listed(&first));
         let advice = format!("mount cgroup2 on such nodes, at /sys/fs/cgroup or beside v1: {}", pages::BEFORE);
         return group.warning(CHECK, found, advice);
     }
-    for (node, answer) in cgroups {
-        match answer {
-            Err(Unanswered::Forbidden { right }) => {
-                return group.skipped(CHECK, format!("not known: you may not {right}"), proxy);
-            }
-            Err(Unanswered::Failed { error, .. }) => {
-                let error = cut(&line(error), MESSAGE_WIDTH);
-                return group.skipped(
-                    CHECK,
-                    format!("not known: the kubelet of {node} does not say it: {error}"),
-                    proxy,
-                );
-            }
-            Ok(_) => {}
+    if let Some(unread) = cgroups.answers.iter().find_map(|(node, answer)| Some(unread(node, answer.as_ref().err()?))) {
+        return group.skipped(CHECK, unread, PROXIES_SAY_IT);
+    }
+    if cgroups.answers.is_empty() && cgroups.not_ready.is_empty() {
+        return group.skipped(CHECK, "not known: there is no Linux node to ask", PROXIES_SAY_IT);
+    }
+    if !nodes(|version| version.is_none()).is_empty() {
+        return group.skipped(CHECK, "not known: kubelets before Kubernetes 1.31 do not say it", PROXIES_SAY_IT);
+    }
+    let second = nodes(|version| version.is_some());
+    let known = format!("cgroup2, by the kubelets of {}", listed(&second));
+    let Some(away) = cgroups.not_ready.first() else { return group.ok(CHECK, known) };
+    let is = if cgroups.not_ready.len() == 1 { "is" } else { "are" };
+    let unknown = format!("not known of nodes as {}, which {is} not ready", listed(&cgroups.not_ready));
+    let found = if second.is_empty() { unknown } else { format!("{known}; {unknown}") };
+    group.skipped(CHECK, found, format!("look at the node, `kubectl describe node {away}`, and check again"))
+}
+
+fn unread(node: &str, why: &Unanswered) -> String {
+    match why {
+        Unanswered::Forbidden { right } => format!("not known: you may not {right}"),
+        Unanswered::Failed { error, .. } => {
+            format!("not known: the kubelet of {node} does not say it: {}", cut(&line(error), MESSAGE_WIDTH))
         }
     }
-    if silent || cgroups.is_empty() {
-        return group.skipped(CHECK, "not known: kubelets before Kubernetes 1.31 do not say it", proxy);
-    }
-    let nodes: Vec<&str> = cgroups.iter().map(|(node, _)| node.as_str()).collect();
-    group.ok(CHECK, format!("cgroup2, by the kubelets of {}", listed(&nodes)))
 }
 
 #[cfg(test)]
@@ -95,7 +115,30 @@ mod tests {
             node("b-1", "linux", "6.12.0", "amd64", "containerd://2"),
             node("w-1", "windows", "10", "amd64", "containerd://2"),
         ];
-        assert_eq!(samples(&nodes), ["a-1", "b-1"]);
+        assert_eq!(samples(&nodes), (vec!["a-1".to_owned(), "b-1".to_owned()], Vec::new()));
+    }
+
+    #[test]
+    fn a_node_that_is_not_ready_is_not_asked() {
+        let mut nodes = ["a-1", "a-2"].map(|name| node(name, "linux", "6.1.0", "amd64", "containerd://2"));
+        nodes[0].status.as_mut().unwrap().conditions = None;
+        assert_eq!(samples(&nodes), (vec!["a-2".to_owned()], Vec::new()), "another one of its kind is ready");
+        assert_eq!(samples(&nodes[..1]), (Vec::new(), vec!["a-1".to_owned()]));
+    }
+
+    #[test]
+    fn a_node_that_is_not_ready_is_named_and_skipped() {
+        let not_ready = vec!["b-1".to_owned()];
+        let alone = check(&Cgroups { answers: Vec::new(), not_ready: not_ready.clone() });
+        let expected = "not known of nodes as b-1, which is not ready";
+        assert_eq!((alone.state, alone.message.as_str()), (State::Skipped, expected));
+        let answers = vec![("a-1".to_owned(), Ok(Some(2)))];
+        let mixed = check(&Cgroups { answers, not_ready: not_ready.clone() });
+        let expected = "cgroup2, by the kubelets of a-1; not known of nodes as b-1, which is not ready";
+        assert_eq!((mixed.state, mixed.message.as_str()), (State::Skipped, expected));
+        assert!(mixed.advice.is_some_and(|advice| advice.contains("kubectl describe node b-1")));
+        let old = vec![("a-1".to_owned(), Ok(Some(1)))];
+        assert_eq!(check(&Cgroups { answers: old, not_ready }).state, State::Warning);
     }
 
     #[test]
@@ -113,8 +156,11 @@ mod tests {
             (Ok(None), State::Skipped),
             (forbidden, State::Skipped),
         ] {
-            assert_eq!(check(&vec![("a-1".to_owned(), answer)]).state, state);
+            let cgroups = Cgroups { answers: vec![("a-1".to_owned(), answer)], not_ready: Vec::new() };
+            assert_eq!(check(&cgroups).state, state);
         }
-        assert_eq!(check(&Vec::new()).state, State::Skipped);
+        let nobody = check(&Cgroups::default());
+        let expected = "not known: there is no Linux node to ask";
+        assert_eq!((nobody.state, nobody.message.as_str()), (State::Skipped, expected));
     }
 }

@@ -45,7 +45,7 @@ pub(super) async fn snapshot(connection: &Connection, rights: &[Right]) -> Resul
     }
     Ok(Snapshot {
         server,
-        admission: admission.map_err(|error| Unanswered::of("discover admission policies", &error)),
+        admission: admission.map_err(|error| Unanswered::of(&format!("get /apis/{ADMISSION}"), &error)),
         nodes: answer::list_all(client, "").await,
         node_leases,
         rights: reviewed,
@@ -82,15 +82,16 @@ async fn review(client: &Client, right: &Right) -> Answer<bool> {
 
 /// Asks the kubelets of some nodes for their cgroups.
 pub(super) async fn cgroups(client: &Client, nodes: &Answer<Vec<Node>>) -> Cgroups {
-    let mut all = Vec::new();
-    for node in cgroups::samples(nodes.as_deref().unwrap_or_default()) {
+    let (ready, not_ready) = cgroups::samples(nodes.as_deref().unwrap_or_default());
+    let mut answers = Vec::new();
+    for node in ready {
         let path = format!("/api/v1/nodes/{node}/proxy/metrics");
         let answer = match Request::get(path).body(Vec::new()) {
             Ok(request) => client.request_text(request).await,
             Err(error) => Err(kube::Error::HttpError(error)),
         };
         let version = answer.map(|metrics| cgroups::version(&metrics));
-        all.push((node, version.map_err(|error| Unanswered::of("get nodes/proxy", &error))));
+        answers.push((node, version.map_err(|error| Unanswered::of("get nodes/proxy", &error))));
     }
-    all
+    Cgroups { answers, not_ready }
 }

@@ -9,10 +9,11 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 
 use super::super::finding::{Finding, Group, State};
+use super::super::node::{self, can_have_proxy};
 use super::super::pages;
 use super::super::pods::{is_ready, why_not_ready};
 use super::super::snapshot::{Installed, Snapshot};
-use super::nodes::can_have_proxy;
+use crate::text::counted;
 use crate::version::part::has_ended;
 
 /// Nodes that are named one by one.
@@ -51,7 +52,7 @@ fn by_node(set: &DaemonSet, nodes: &[Node], pods: &[Pod], now: Option<Timestamp>
     };
     let lacking: Vec<&&Node> = wanted.iter().filter(|node| !of_node(node).into_iter().any(is_ready)).collect();
     if lacking.is_empty() {
-        let found = format!("{} of {} Linux nodes have one that is ready", wanted.len(), wanted.len());
+        let found = format!("ready on {}", counted(wanted.len(), "Linux node"));
         return vec![Group::Nodes.ok(CHECK, found)];
     }
     let lacks = |node: &Node| if joins(node, now) { joining(node) } else { lacks(node, &of_node(node)) };
@@ -83,7 +84,7 @@ fn joining(node: &Node) -> Finding {
 
 fn lacks(node: &Node, pods: &[&Pod]) -> Finding {
     let name = node.name_any();
-    if !is_node_ready(node) {
+    if !node::is_ready(node) {
         let advice = format!("look at the node first: `kubectl describe node {name}`");
         return Group::Nodes.warning(CHECK, format!("{name} is not ready itself"), advice);
     }
@@ -110,7 +111,7 @@ fn lacks(node: &Node, pods: &[&Pod]) -> Finding {
 /// Where nodes or pods cannot be listed.
 fn by_number(set: &DaemonSet) -> Finding {
     let status = set.status.clone().unwrap_or_default();
-    let found = format!("{} of {} are ready", status.number_ready, status.desired_number_scheduled);
+    let found = format!("{} of {} ready", status.number_ready, status.desired_number_scheduled);
     if status.number_ready >= status.desired_number_scheduled {
         return Group::Nodes.ok(CHECK, found);
     }
@@ -123,11 +124,6 @@ fn is_wanted(set: &DaemonSet, node: &Node) -> bool {
     let selector = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()?.node_selector.as_ref());
     let is_selected = selector.into_iter().flatten().all(|(key, value)| node.labels().get(key) == Some(value));
     can_have_proxy(node) && is_selected
-}
-
-fn is_node_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {
@@ -156,7 +152,7 @@ mod tests {
     fn every_linux_node_with_a_ready_proxy_is_good() {
         let (snapshot, installed) = (samples::snapshot(), samples::installed());
         let findings = check(&snapshot, &installed);
-        assert_eq!(findings, [Group::Nodes.ok(CHECK, "1 of 1 Linux nodes have one that is ready")]);
+        assert_eq!(findings, [Group::Nodes.ok(CHECK, "ready on 1 Linux node")]);
         assert_eq!(served(&installed), ["node-1".to_owned()].into());
     }
 
@@ -201,7 +197,7 @@ mod tests {
         let (mut snapshot, mut installed) = (samples::snapshot(), samples::installed());
         let forbidden = Unanswered::Forbidden { right: "list nodes in all namespaces".to_owned() };
         snapshot.nodes = Err(forbidden.clone());
-        assert_eq!(check(&snapshot, &installed), [Group::Nodes.ok(CHECK, "1 of 1 are ready")]);
+        assert_eq!(check(&snapshot, &installed), [Group::Nodes.ok(CHECK, "1 of 1 ready")]);
         installed.daemon_set = Err(forbidden);
         assert_eq!(check(&snapshot, &installed)[0].state, State::Skipped);
     }

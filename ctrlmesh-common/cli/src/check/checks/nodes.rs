@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use kube::ResourceExt as _;
 
 use super::super::finding::{Finding, Group, listed};
+use super::super::node::{can_have_proxy, info};
 use super::super::pages;
 use crate::text::counted;
 use crate::version::image::numbers;
@@ -13,43 +14,35 @@ use crate::version::image::numbers;
 /// The oldest Linux whose programs for `connect()` may refuse a connection.
 const OLDEST_KERNEL: [u64; 2] = [6, 1];
 
-/// The operating system that has proxies.
-const LINUX: &str = "linux";
-
 /// Runtimes by which ctrlmesh was tried, or whose cgroups are known.
 const RUNTIMES: [&str; 2] = ["containerd", "cri-o"];
 
-/// Labels of nodes that are no machines: the virtual kubelet's, and those of EKS Fargate.
-const VIRTUAL: [(&str, &str); 2] = [("type", "virtual-kubelet"), ("eks.amazonaws.com/compute-type", "fargate")];
+/// For which images can be built, as kubelets name them.
+const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 
 /// The checks of all nodes. Those in `served` have a node proxy that is ready, so their kernels do.
 pub(super) fn check(nodes: &[Node], served: &BTreeSet<String>) -> Vec<Finding> {
     let linux: Vec<(&Node, &NodeSystemInfo)> =
         nodes.iter().filter_map(|node| Some((node, info(node)?))).filter(|(node, _)| can_have_proxy(node)).collect();
     if linux.is_empty() {
-        let found = format!("{}, and none runs Linux", counted(nodes.len(), "node"));
+        let found = match nodes.len() {
+            0 => "there is no node".to_owned(),
+            1 => "1 node, and it is no machine with Linux".to_owned(),
+            all => format!("{all} nodes, and none is a machine with Linux"),
+        };
         let advice = format!("add nodes with Linux 6.1 or newer: {}", pages::BEFORE);
         return vec![Group::Nodes.failed("operating system", found, advice)];
     }
     vec![system(nodes.len(), linux.len()), kernel(&linux, served), architecture(&linux, served), runtime(&linux)]
 }
 
-/// What a node says about its system.
-pub(super) fn info(node: &Node) -> Option<&NodeSystemInfo> {
-    node.status.as_ref()?.node_info.as_ref()
-}
-
-/// Whether a node runs Linux, and is a machine.
-pub(super) fn can_have_proxy(node: &Node) -> bool {
-    let is_virtual = VIRTUAL.iter().any(|(key, value)| node.labels().get(*key).is_some_and(|one| one == value));
-    !is_virtual && info(node).is_some_and(|info| info.operating_system == LINUX)
-}
-
 fn system(all: usize, linux: usize) -> Finding {
     let found = if all == linux {
-        format!("{}, all with Linux", counted(all, "node"))
+        format!("{}{} with Linux", counted(all, "node"), if all == 1 { "" } else { ", all" })
     } else {
-        format!("{linux} of {all} nodes are machines with Linux; the others have no proxy")
+        let others = if linux == 1 { "is a machine" } else { "are machines" };
+        let left = if all - linux == 1 { "the other one has" } else { "the others have" };
+        format!("{linux} of {all} nodes {others} with Linux; {left} no proxy")
     };
     Group::Nodes.ok("operating system", found)
 }
@@ -74,16 +67,30 @@ fn kernel(nodes: &[(&Node, &NodeSystemInfo)], served: &BTreeSet<String>) -> Find
     Group::Nodes.failed("kernel", format!("older than Linux 6.1: {}", listed(&old)), advice)
 }
 
+/// Which images a registry has is not known here, but for which architectures they can be built.
 fn architecture(nodes: &[(&Node, &NodeSystemInfo)], served: &BTreeSet<String>) -> Finding {
+    let (group, check) = (Group::Nodes, "architecture");
     let all: BTreeSet<&str> = nodes.iter().map(|(_, info)| info.architecture.as_str()).collect();
-    let all: Vec<&str> = all.into_iter().collect();
-    let found = all.join(", ");
-    if all.len() == 1 || nodes.iter().all(|(node, _)| served.contains(&node.name_any())) {
-        return Group::Nodes.ok("architecture", found);
+    let said = all.iter().copied().collect::<Vec<_>>().join(", ");
+    let unserved: Vec<(String, &str)> = nodes
+        .iter()
+        .map(|(node, info)| (node.name_any(), info.architecture.as_str()))
+        .filter(|(node, _)| !served.contains(node))
+        .collect();
+    let foreign = unserved.iter().filter(|(_, architecture)| !ARCHITECTURES.contains(architecture));
+    let foreign: Vec<String> = foreign.map(|(node, architecture)| format!("{node} has {architecture}")).collect();
+    if !foreign.is_empty() {
+        let found = format!("there are no images for: {}", listed(&foreign));
+        let advice = format!("keep enrolled pods on nodes with {}: {}", ARCHITECTURES.join(" or "), pages::BEFORE);
+        let is_everywhere = foreign.len() == nodes.len();
+        return if is_everywhere { group.failed(check, found, advice) } else { group.warning(check, found, advice) };
+    }
+    if unserved.is_empty() || all.len() == 1 {
+        return group.ok(check, said);
     }
     let advice =
         "push the images for each architecture: `cargo xtask images` builds them for the machine on which it runs";
-    Group::Nodes.warning("architecture", found, advice)
+    group.warning(check, said, advice)
 }
 
 fn runtime(nodes: &[(&Node, &NodeSystemInfo)]) -> Finding {
@@ -121,7 +128,7 @@ mod tests {
         let nodes = [node("node-1", "linux", "6.1.0-18-amd64", "amd64", "cri-o://1.34.0"), windows];
         let findings = check(&nodes, &BTreeSet::new());
         assert!(findings.iter().all(|one| one.state == State::Ok), "{findings:?}");
-        assert_eq!(findings[0].message, "1 of 2 nodes are machines with Linux; the others have no proxy");
+        assert_eq!(findings[0].message, "1 of 2 nodes is a machine with Linux; the other one has no proxy");
         assert_eq!(findings[3].message, "cri-o://1.34.0; handlers: runc");
     }
 
@@ -150,9 +157,22 @@ mod tests {
     }
 
     #[test]
+    fn an_architecture_without_images_fails_unless_some_node_works() {
+        let of = |architecture| [node("node-1", "linux", "6.12.1", architecture, "containerd://2.1.0")];
+        assert!(states(&of("arm64"), &[]).contains(&("architecture", State::Ok)));
+        assert!(states(&of("s390x"), &["node-1"]).contains(&("architecture", State::Ok)));
+        let failed = check(&of("s390x"), &BTreeSet::new()).remove(2);
+        let expected = "there are no images for: node-1 has s390x";
+        assert_eq!((failed.state, failed.message.as_str()), (State::Failed, expected));
+        let mixed = [of("s390x"), [node("node-2", "linux", "6.12.1", "amd64", "containerd://2.1.0")]].concat();
+        assert!(states(&mixed, &[]).contains(&("architecture", State::Warning)), "one node can have a proxy");
+    }
+
+    #[test]
     fn a_cluster_without_linux_fails() {
         let windows = node("win-1", "windows", "10.0.20348", "amd64", "containerd://2.1.0");
         assert_eq!(states(&[windows], &[]), [("operating system", State::Failed)]);
         assert_eq!(states(&[], &[]), [("operating system", State::Failed)]);
+        assert_eq!(check(&[], &BTreeSet::new())[0].message, "there is no node");
     }
 }
