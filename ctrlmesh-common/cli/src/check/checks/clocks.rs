@@ -1,11 +1,12 @@
 //! Checks the clocks of this machine and of the nodes against that of the API server.
 
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 
 use super::super::finding::{Finding, Group, listed};
+use super::super::node::is_ready;
 use super::super::pages;
 use super::super::snapshot::{Server, Snapshot};
 use crate::text::{counted, duration};
@@ -13,8 +14,11 @@ use crate::text::{counted, duration};
 /// Differences up to this are of no account, in seconds.
 const ALLOWED: i64 = 5;
 
-/// How often a kubelet renews its Lease, in seconds.
-const RENEWAL: i64 = 10;
+/// For how long the Lease of a node is valid unless the kubelet's `nodeLeaseDurationSeconds` says otherwise.
+const LEASE_SECONDS: i32 = 40;
+
+/// A kubelet renews its Lease so many times while it is valid.
+const RENEWALS: i64 = 4;
 
 /// Until this long after a renewal, in seconds, only the network or a busy kubelet is slow.
 const SLOW: i64 = 15;
@@ -52,7 +56,7 @@ fn of_nodes(leases: &[Lease], nodes: &[Node], date: Timestamp) -> Finding {
     if off.is_empty() {
         let found = match leases.len() {
             0 => "no node has a Lease to compare".to_owned(),
-            nodes => format!("{}, none of which differs from the API server", counted(nodes, "node")),
+            nodes => format!("{} as the API server, as far as Leases say", counted(nodes, "node")),
         };
         return Group::Clocks.ok("nodes", found);
     }
@@ -62,7 +66,9 @@ fn of_nodes(leases: &[Lease], nodes: &[Node], date: Timestamp) -> Finding {
 
 /// Says how a node's clock differs. `None`: it does not, as far as its Lease says.
 fn differs(lease: &Lease, nodes: &[Node], date: Timestamp) -> Option<String> {
-    let renewed = lease.spec.as_ref()?.renew_time.as_ref()?.0;
+    let spec = lease.spec.as_ref()?;
+    let renewed = spec.renew_time.as_ref()?.0;
+    let renewal = renewal(spec);
     let name = lease.name_any();
     let age = date.duration_since(renewed).as_secs();
     // The Leases may have been renewed between both answers.
@@ -71,13 +77,13 @@ fn differs(lease: &Lease, nodes: &[Node], date: Timestamp) -> Option<String> {
     }
     // A node that is away renews nothing.
     let is_ready = nodes.iter().find(|node| node.name_any() == name).is_some_and(is_ready);
-    (is_ready && age > RENEWAL + SLOW)
-        .then(|| format!("{name} may be {} behind", duration((age - RENEWAL).unsigned_abs())))
+    (is_ready && age > renewal + SLOW)
+        .then(|| format!("{name} may be {} behind", duration((age - renewal).unsigned_abs())))
 }
 
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
+/// How long after the last renewal the next one comes, in seconds.
+fn renewal(spec: &LeaseSpec) -> i64 {
+    i64::from(spec.lease_duration_seconds.filter(|seconds| *seconds > 0).unwrap_or(LEASE_SECONDS)) / RENEWALS
 }
 
 #[cfg(test)]
@@ -124,6 +130,24 @@ mod tests {
             assert_eq!((found.state, found.message.as_str()), (State::Warning, says));
         }
         assert_eq!(check(&samples::snapshot())[1].state, State::Ok);
+    }
+
+    #[test]
+    fn a_lease_is_renewed_each_quarter_of_its_duration() {
+        for (duration, age, expected) in [
+            (None, 26, State::Warning),
+            (Some(0), 26, State::Warning),
+            (Some(40), 25, State::Ok),
+            (Some(40), 26, State::Warning),
+            (Some(400), 115, State::Ok),
+            (Some(400), 116, State::Warning),
+        ] {
+            let mut snapshot = samples::snapshot();
+            let lease = snapshot.node_leases.as_mut().unwrap()[0].spec.as_mut().unwrap();
+            lease.lease_duration_seconds = duration;
+            lease.renew_time.as_mut().unwrap().0 = samples::now() - SignedDuration::from_secs(age);
+            assert_eq!(check(&snapshot)[1].state, expected, "{duration:?} {age}");
+        }
     }
 
     #[test]
