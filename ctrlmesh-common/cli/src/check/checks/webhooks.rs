@@ -1,15 +1,14 @@
 //! Checks that the API server can ask the managers, and that they answer.
 
-use std::fmt::Display;
+mod configuration;
 
 use ctrlmesh_common::names::annotation;
 use ctrlmesh_manager::install::rbac;
 use ctrlmesh_manager::labels::POLICY;
-use k8s_openapi::ByteString;
-use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
 
+use self::configuration::{Configuration, published};
 use super::super::dry_run::DryRun;
 use super::super::expected::EXEMPT;
 use super::super::finding::{Finding, Group};
@@ -26,47 +25,27 @@ const MESSAGE_WIDTH: usize = 300;
 pub(super) fn check(installed: &Installed) -> Vec<Finding> {
     let webhooks = &installed.webhooks;
     let group = Group::Webhooks;
+    let published = published(installed);
     let mut findings = group.of("validate", &webhooks.validating, |live| {
-        let clients = live.as_ref().map(|live| live.webhooks.iter().flatten().map(|hook| &hook.client_config));
-        vec![configuration("validate", "ValidatingWebhookConfiguration", rbac::WEBHOOKS, clients)]
+        let clients = live.as_ref().map(|live| live.webhooks.iter().flatten());
+        let clients = clients.map(|hooks| hooks.map(|hook| &hook.client_config).collect());
+        let (kind, name) = ("ValidatingWebhookConfiguration", rbac::WEBHOOKS);
+        vec![Configuration { check: "validate", kind, name, clients }.finding(published.as_ref())]
     });
     for (check, name, answer) in
         [("inject", rbac::WEBHOOKS, &webhooks.mutating), ("label", POLICY, &webhooks.labelling)]
     {
         findings.extend(group.of(check, answer, |live| {
-            let clients = live.as_ref().map(|live| live.webhooks.iter().flatten().map(|hook| &hook.client_config));
-            vec![configuration(check, "MutatingWebhookConfiguration", name, clients)]
+            let clients = live.as_ref().map(|live| live.webhooks.iter().flatten());
+            let clients = clients.map(|hooks| hooks.map(|hook| &hook.client_config).collect());
+            let kind = "MutatingWebhookConfiguration";
+            vec![Configuration { check, kind, name, clients }.finding(published.as_ref())]
         }));
     }
     findings.extend(group.of("service", &webhooks.slices, |slices| vec![service(slices)]));
     findings.extend(validated(webhooks));
     findings.push(injected(webhooks));
     findings
-}
-
-fn configuration<'a>(
-    check: &'static str,
-    kind: impl Display,
-    name: &str,
-    clients: Option<impl Iterator<Item = &'a WebhookClientConfig>>,
-) -> Finding {
-    let group = Group::Webhooks;
-    let Some(mut clients) = clients else {
-        let found = format!("there is no {kind} {name}");
-        // The leader writes it once there is a kind to label. Condition `Labelled` of a root says what lacks labels.
-        if name == POLICY {
-            return group.ok(check, format!("{found}: no kind is labelled at its admission yet"));
-        }
-        let advice = format!("install ctrlmesh, `kubectl apply -k deploy/`: {}", pages::INSTALL);
-        return group.failed(check, found, advice);
-    };
-    let has_bundle =
-        |client: &WebhookClientConfig| client.ca_bundle.as_ref().is_some_and(|ByteString(it)| !it.is_empty());
-    if clients.all(has_bundle) {
-        return group.ok(check, format!("{kind} {name} has a caBundle"));
-    }
-    let advice = "check again once a manager leads: it writes the caBundle within 30 s";
-    group.failed(check, format!("{kind} {name} has no caBundle, so the API server believes no manager"), advice)
 }
 
 fn service(slices: &[EndpointSlice]) -> Finding {

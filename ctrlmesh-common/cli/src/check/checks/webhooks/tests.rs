@@ -1,3 +1,6 @@
+use k8s_openapi::ByteString;
+use serde_json::json;
+
 use super::super::super::finding::State;
 use super::super::super::snapshot::samples;
 use super::*;
@@ -32,6 +35,49 @@ fn missing_configurations_and_endpoints_fail() {
         [("validate", State::Failed), ("inject", State::Failed), ("label", State::Ok), ("service", State::Failed)]
     {
         assert_eq!(state(&installed, check), expected, "{check}");
+    }
+}
+
+#[test]
+fn a_configuration_without_webhooks_fails() {
+    let mut installed = samples::installed();
+    let webhooks = &mut installed.webhooks;
+    webhooks.validating.as_mut().unwrap().as_mut().unwrap().webhooks = None;
+    webhooks.mutating.as_mut().unwrap().as_mut().unwrap().webhooks = Some(Vec::new());
+    webhooks.labelling.as_mut().unwrap().as_mut().unwrap().webhooks = Some(Vec::new());
+    for (check, advice) in [("validate", "apply"), ("inject", "apply"), ("label", "delete it")] {
+        let found = self::check(&installed).into_iter().find(|one| one.check == check).unwrap();
+        assert_eq!(found.state, State::Failed, "{found:?}");
+        assert!(found.message.ends_with("has no webhook, so the API server asks no manager"), "{found:?}");
+        assert!(found.advice.is_some_and(|found| found.starts_with(advice)), "{check}");
+    }
+}
+
+/// Two authorities.
+fn pems() -> [String; 2] {
+    ["a", "b"].map(|name| rcgen::generate_simple_self_signed([name.to_owned()]).unwrap().cert.pem())
+}
+
+#[test]
+fn a_ca_bundle_that_the_managers_do_not_publish_fails() {
+    let [own, other] = pems();
+    let both = format!("{own}{other}");
+    for (published, live, expected) in [
+        (&own, &own, State::Ok),
+        (&both, &format!("# written by hand\n{other}\n{own}"), State::Ok),
+        (&own, &other, State::Failed),
+        (&own, &both, State::Failed),
+        (&both, &own, State::Failed),
+        (&own, &"no certificate".to_owned(), State::Failed),
+        (&String::new(), &other, State::Ok),
+    ] {
+        let mut installed = samples::installed();
+        let bundle = json!({"metadata": {}, "data": {"manager-ca.crt": published, "ca.crt": "of pods"}});
+        installed.trust_bundle = Ok(serde_json::from_value(bundle).unwrap());
+        let validating = installed.webhooks.validating.as_mut().unwrap().as_mut().unwrap();
+        let hook = &mut validating.webhooks.as_mut().unwrap()[0];
+        hook.client_config.ca_bundle = Some(ByteString(live.clone().into_bytes()));
+        assert_eq!(state(&installed, "validate"), expected, "{published} {live}");
     }
 }
 
