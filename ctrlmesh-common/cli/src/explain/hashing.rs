@@ -95,4 +95,14 @@ mod tests {
             format!("The hash kusionstack of the name \"shop\" of its namespace modulo 32 is slot {}.", hashing.slot);
         assert_eq!(hashing.sentence(), said);
     }
+
+    #[test]
+    fn the_examples_in_the_docs_have_their_slots() {
+        let docs = include_str!("../../../../docs/inspect.md");
+        let market = Hashing::of(&object(Some("market"), "websites"), &Labelling::default());
+        assert!(docs.contains(&market.sentence()), "{}", market.sentence());
+        let shop = Hashing::of(&object(Some("shop"), "websites"), &Labelling::default());
+        let expected = format!("Object: websites.web.example.com shop/site\nSlot:   {}\n", shop.slot);
+        assert!(docs.contains(&expected), "{expected}");
+    }
 }

@@ -84,3 +84,26 @@ async fn events_that_cannot_be_shown_say_what_to_do() {
         assert!(!refused.status.success() && error.contains(says), "{arguments:?}: {error}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_lists_come_in_pages() {
+    let bed = Bed::answering(|seen| {
+        assert!(seen.target.contains("limit=500"), "{}", seen.target);
+        let (status, mut all) = answer(&seen.target);
+        let items = all["items"].as_array_mut().unwrap();
+        // The second page has the last item only.
+        if seen.target.contains("continue=more") {
+            items.drain(..items.len() - 1);
+        } else {
+            items.pop();
+            all["metadata"]["continue"] = json!("more");
+        }
+        (status, all)
+    });
+    let bed = bed.await;
+    let listed = stdout(&events(&bed, &["web"]).await);
+    assert!(listed.lines().count() == 2 && listed.ends_with("note of second"), "{listed}");
+    assert_eq!(bed.upstream.seen.lock().unwrap().len(), 4, "two pages of ShardingConfigs, and two of events");
+    let all = stdout(&events(&bed, &[]).await);
+    assert!(all.contains("note of first") && all.contains("note of second"), "{all}");
+}
