@@ -42,7 +42,7 @@ pub(crate) enum OwnerError {
     Object { resource: String, name: String, source: kube::Error },
     #[error(
         "there are no {resource} with the name {name:?}{}",
-        namespace.as_ref().map_or_else(String::new, |it| format!(" in namespace {it:?}"))
+        namespace.as_ref().map_or_else(String::new, |it| format!(" in namespace {it:?}; --namespace names another one"))
     )]
     NoSuchObject { resource: String, name: String, namespace: Option<String> },
     #[error("read the ShardingConfigs of all namespaces (does `kubectl get shardingconfigs -A` work?)")]

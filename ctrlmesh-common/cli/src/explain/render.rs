@@ -57,7 +57,8 @@ fn slot(explanation: &Explanation) -> Step {
         step.say("The object has the labels by which shards see it.");
     } else if is_labelled {
         let missing = explanation.missing_labels.join(" and ");
-        step.say(format!("No shard sees the object before it has the labels {missing}."));
+        let labels = if explanation.missing_labels.len() == 1 { "label" } else { "labels" };
+        step.say(format!("No shard sees the object before it has the {labels} {missing}."));
     }
     step
 }

@@ -143,7 +143,10 @@ async fn bad_input_is_refused_by_the_name_of_its_flag() {
     let bed = bed(false).await;
     for (arguments, says) in [
         (&["website"][..], "<NAME>"),
-        (&["website", "other"], "there are no websites with the name \"other\" in namespace \"ops\""),
+        (
+            &["website", "other"],
+            "there are no websites with the name \"other\" in namespace \"ops\"; --namespace names another one",
+        ),
         (&["website", "site", "--for-pod", "stranger"], "--for-pod stranger: no root that divides the object"),
         (&["website", "site", "--as-pod", "web-0"], "--verb <VERB>"),
         (&["website", "--as-pod", "web-0", "--verb", "patch"], "--verb patch needs the NAME of an object"),

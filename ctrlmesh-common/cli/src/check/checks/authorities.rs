@@ -97,7 +97,7 @@ fn successor(all: &[Validity], pods: &[Pod], now: Timestamp) -> Option<Finding> 
         return None;
     }
     let signs = present.begin + jiff::SignedDuration::from_secs(present.seconds() / 4 * SIGNING_QUARTERS);
-    let found = format!("these pods run since before the next authority: {}", listed(&old));
+    let found = format!("run since before the next authority: {}", listed(&old));
     let advice = format!("restart them before {signs}, when the next authority signs: {}", pages::CERTIFICATES);
     Some(Group::Certificates.warning("next authority", found, advice))
 }
@@ -171,7 +171,7 @@ mod tests {
         let pods = || vec![pod("old", 20), pod("new", 5)];
         let found = findings(&[60, 10], pods());
         assert_eq!((found.len(), found[2].state), (3, State::Warning));
-        assert_eq!(found[2].message, "these pods run since before the next authority: ops/old");
+        assert_eq!(found[2].message, "run since before the next authority: ops/old");
         assert_eq!(findings(&[10], pods()).len(), 2, "there is no next authority");
         assert_eq!(findings(&[101, 10], pods()).len(), 2, "the former authority has ended");
     }

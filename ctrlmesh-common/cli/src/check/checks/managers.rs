@@ -37,7 +37,7 @@ fn replicas(deployment: Option<&Deployment>, pods: &[Pod]) -> Finding {
     };
     let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let available = deployment.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0);
-    let mut found = format!("{available} of {wanted} are available");
+    let mut found = format!("{available} of {wanted} available");
     if available >= wanted && wanted > 0 {
         return group.ok("managers", found);
     }
@@ -135,7 +135,7 @@ mod tests {
         let status = installed.deployment.as_mut().unwrap().as_mut().unwrap().status.as_mut().unwrap();
         status.available_replicas = Some(1);
         let finding = check(&samples::snapshot(), &installed).remove(0);
-        let expected = "1 of 2 are available; pod manager-b is not ready: 0/1 nodes are available";
+        let expected = "1 of 2 available; pod manager-b is not ready: 0/1 nodes are available";
         assert_eq!((finding.state, finding.message.as_str()), (State::Warning, expected));
     }
 

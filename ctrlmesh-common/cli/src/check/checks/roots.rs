@@ -37,7 +37,10 @@ pub(super) fn check(snapshot: &Snapshot, installed: &Installed) -> Vec<Finding> 
         }
         let mut findings: Vec<Finding> = roots.iter().filter_map(|root| problems(root, now)).collect();
         if findings.is_empty() {
-            let found = format!("{} as it should be", counted(roots.len(), "root or shard by hand"));
+            let found = match roots.len() {
+                1 => "1 root or shard by hand is as it should be".to_owned(),
+                number => format!("{number} roots and shards by hand are as they should be"),
+            };
             findings.push(Group::Roots.ok(CHECK, found));
         }
         findings.extend(policies(&roots));
@@ -94,8 +97,7 @@ fn policies(roots: &[Overview]) -> Option<Finding> {
         let found = format!("{} with the newest policy", counted(all.len(), "pod"));
         return Some(Group::Roots.ok("policies", found));
     }
-    let found =
-        format!("{} of {} pods have not acknowledged the newest policy: {}", late.len(), all.len(), listed(&late));
+    let found = format!("{} of {} without the newest policy: {}", late.len(), counted(all.len(), "pod"), listed(&late));
     let advice = "check again in a minute; then look at the log of the node proxy where the pod runs";
     Some(Group::Roots.warning("policies", found, advice))
 }
@@ -145,6 +147,9 @@ mod tests {
             ("Degraded", "True", "Labelling", 1, State::Warning),
             ("Settled", "False", "Moving", 299, State::Warning),
             ("Settled", "False", "Moving", 300, State::Failed),
+            ("Settled", "False", "Undecided", 299, State::Warning),
+            ("Settled", "False", "Undecided", 300, State::Failed),
+            ("Settled", "True", "Disabled", 9000, State::Ok),
             ("RolledBack", "True", "Failed", 9000, State::Warning),
             ("Owned", "False", "Unowned", 600, State::Failed),
         ] {
@@ -164,7 +169,7 @@ mod tests {
     #[test]
     fn pods_with_an_older_policy_are_named() {
         let found = findings(json!([]), json!([{"name": "web-a", "epoch": 6}, {"name": "web-b", "epoch": 7}]));
-        let expected = "1 of 2 pods have not acknowledged the newest policy: ops/web-a";
+        let expected = "1 of 2 pods without the newest policy: ops/web-a";
         assert_eq!((found[1].state, found[1].message.as_str()), (State::Warning, expected));
     }
 

@@ -89,7 +89,10 @@ fn sidecars(pods: &[Pod], wanted: Option<&str>) -> Finding {
     let group = Group::Proxies;
     let all = parts(pods, SIDECAR);
     if all.is_empty() {
-        let found = format!("none, of {}", counted(pods.len(), "enrolled pod"));
+        let found = match pods.len() {
+            0 => "none, and no pod is enrolled".to_owned(),
+            number => format!("none, of {}", counted(number, "enrolled pod")),
+        };
         return group.ok("sidecars", found);
     }
     let is_current = |image: &str| wanted.is_none_or(|wanted| crate::version::image::tag(image) == Some(wanted));
@@ -151,7 +154,7 @@ mod tests {
         assert!(is_own(&installed));
         let found = messages(&installed);
         assert!(found.iter().all(|(state, _)| *state == State::Ok), "{found:?}");
-        assert_eq!(found[2].1, "none, of 0 enrolled pods");
+        assert_eq!(found[2].1, "none, and no pod is enrolled");
     }
 
     #[test]

@@ -135,6 +135,10 @@ fn a_move_and_labels_that_are_missing_are_said() {
     ] {
         assert!(screen.contains(said), "{said}: {screen}");
     }
+    let mut half = object();
+    half.labels.remove("ctrlmesh.kusionstack.io/namespace");
+    let screen_of_one = shown(&explained(half, &moving, facts()));
+    assert!(screen_of_one.contains("before it has the label ctrlmesh.kusionstack.io/namespace="), "{screen_of_one}");
     assert!(!screen.contains("Since when"), "nobody owns it: {screen}");
     let left_out = Object { labels: [].into(), ..object() };
     let screen = shown(&explained(left_out, &configs(&json!([])), facts()));

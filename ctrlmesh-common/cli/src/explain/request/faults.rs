@@ -62,7 +62,13 @@ impl MatchingFault {
     pub(super) fn sentence(&self) -> String {
         let Self { name, effects, percent, depends_on_headers } = self;
         let only = if *depends_on_headers { ", if host and headers of the request are as it says" } else { "" };
-        format!("Fault {name} hits {percent}% of such requests or more{only}: {}.", effects.join(" and "))
+        let share = match effects.len() {
+            _ if *percent >= 100.0 => "every such request".to_owned(),
+            0 | 1 => format!("{percent}% of such requests"),
+            // Each effect has a share of its own, and the least one is known.
+            _ => format!("{percent}% of such requests or more"),
+        };
+        format!("Fault {name} hits {share}{only}: {}.", effects.join(" and "))
     }
 }
 

@@ -31,9 +31,20 @@ fn only_a_fault_that_hits_all_answers_for_certain() {
         let met = asked(false, |request, now| matching(&faults, request, now));
         assert_eq!((met.len(), met[0].name.as_str(), met[0].effects[0].as_str()), (1, "ops/storm/down", "abort"));
     }
-    let faults = [fault("down", Some(WHOLE / 4))];
-    let said = asked(false, |request, now| matching(&faults, request, now)).remove(0).sentence();
-    assert_eq!(said, "Fault ops/storm/down hits 25% of such requests or more: abort.");
+}
+
+#[test]
+fn a_fault_is_said_with_its_share() {
+    let delay = |share| Some(Delay { nanoseconds: 1, jitter_nanoseconds: 0, share });
+    for (delay, abort, expected) in [
+        (None, WHOLE / 4, "25% of such requests: abort."),
+        (delay(WHOLE / 4), WHOLE / 2, "25% of such requests or more: delay and abort."),
+        (delay(WHOLE), WHOLE, "every such request: delay and abort."),
+    ] {
+        let faults = [Fault { delay, ..fault("down", Some(abort)) }];
+        let said = asked(false, |request, now| matching(&faults, request, now)).remove(0).sentence();
+        assert_eq!(said, format!("Fault ops/storm/down hits {expected}"));
+    }
 }
 
 #[test]
