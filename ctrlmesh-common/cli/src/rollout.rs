@@ -22,7 +22,7 @@ pub(crate) use self::args::Arguments;
 use self::args::{Command, ReportArgs, StatusArgs};
 use self::error::RolloutError;
 use self::request::Verb;
-use crate::cluster::{self, ClusterArgs, Connection};
+use crate::cluster::{self, ClusterArgs, Connection, paging};
 use crate::text;
 
 /// Who has written the annotation, as `managedFields` shows it.
@@ -120,7 +120,7 @@ impl Roots {
     }
 
     async fn with_rollout(&self) -> Result<Vec<ShardingConfig>, RolloutError> {
-        let all = self.api.list(&ListParams::default()).await.map_err(|source| self.unread(source))?;
+        let all = paging::list(&self.api, ListParams::default()).await.map_err(|source| self.unread(source))?;
         let has_rollout = |one: &ShardingConfig| one.spec.root.as_ref().is_some_and(|rule| rule.rollout.is_some());
         Ok(all.into_iter().filter(has_rollout).collect())
     }

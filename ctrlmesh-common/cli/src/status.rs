@@ -21,7 +21,8 @@ use tokio::time;
 pub(crate) use self::args::Arguments;
 use self::args::Output;
 use self::overview::Overview;
-use crate::cluster::{self, ClusterError, Connection};
+use crate::cluster::{self, ClusterError, Connection, paging};
+use crate::failure;
 use crate::text::{self, CLEAR, Document, DocumentError, Format};
 
 /// Between two looks with `--watch`.
@@ -75,7 +76,7 @@ async fn show(arguments: &Arguments) -> Result<(), StatusError> {
         let all = match read(&client, &place, arguments.name.as_deref()).await {
             // The API server may be away for a while.
             Err(error @ StatusError::Read { .. }) if !last.is_empty() => {
-                writeln!(stderr(), "{:#}", anyhow::Error::from(error))?;
+                writeln!(stderr(), "{}", failure::causes(&error))?;
                 time::sleep(PERIOD).await;
                 continue;
             }
@@ -102,15 +103,14 @@ async fn show(arguments: &Arguments) -> Result<(), StatusError> {
 
 /// What there is to show.
 async fn read(client: &Client, place: &Place, name: Option<&str>) -> Result<Vec<Overview>, StatusError> {
-    let params = ListParams::default();
     let failed = |kind| move |source| StatusError::Read { kind, place: place.clone(), source };
     let (configs, breakers): (Api<ShardingConfig>, Api<CircuitBreaker>) = match &place.namespace {
         Some(namespace) => (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace)),
         None => (Api::all(client.clone()), Api::all(client.clone())),
     };
-    let configs = configs.list(&params).await.map_err(failed("shardingconfigs"))?.items;
+    let configs = paging::list(&configs, ListParams::default()).await.map_err(failed("shardingconfigs"))?;
     // They are an extra: whoever may not read them sees the rest.
-    let breakers = breakers.list(&params).await.map(|list| list.items).unwrap_or_default();
+    let breakers = paging::list(&breakers, ListParams::default()).await.unwrap_or_default();
     let mut all = overview::overviews(&configs, &breakers);
     if let Some(name) = name {
         all.retain(|one| one.name == name);

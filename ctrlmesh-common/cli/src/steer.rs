@@ -37,6 +37,7 @@ use self::pods::{LivePods, ShardPod};
 use self::proposal::Proposal;
 use self::what::What;
 use crate::cluster::{self, ClusterArgs, Connection};
+use crate::failure;
 use crate::plan::change::Change;
 use crate::plan::live::{Live, count};
 use crate::status::shards::{PodOverview, pods};
@@ -327,7 +328,7 @@ fn all_done(mut failures: Vec<SteerError>) -> Result<(), SteerError> {
         (None, _) => Ok(()),
         (Some(only), true) => Err(only),
         (Some(last), false) => {
-            let failures = failures.into_iter().chain([last]).map(|error| format!("{:#}", anyhow::Error::from(error)));
+            let failures = failures.into_iter().chain([last]).map(|error| failure::causes(&error));
             Err(SteerError::Partly { failures: failures.collect() })
         }
     }

@@ -26,7 +26,8 @@ use self::args::By;
 use self::counters::PodKey;
 use self::sample::{Sample, Sampler};
 use self::traffic::{PodTraffic, Rates, by_namespace, grouped};
-use crate::cluster::{self, ClusterError, Connection};
+use crate::cluster::{self, ClusterError, Connection, paging};
+use crate::failure;
 use crate::status::overview;
 use crate::status::shards::ShardOverview;
 use crate::text::{self, CLEAR, Document, DocumentError, Format};
@@ -109,7 +110,7 @@ async fn show(arguments: &Arguments) -> Result<(), TopError> {
             Ok(sample) => print(arguments, &shown, sample)?,
             Err(error) if !arguments.watch => return Err(error),
             // The API server may be away for a while.
-            Err(error) => writeln!(stderr(), "{:#}", anyhow::Error::from(error))?,
+            Err(error) => writeln!(stderr(), "{}", failure::causes(&error))?,
         }
         if !arguments.watch {
             return Ok(());
@@ -132,8 +133,8 @@ impl Shown {
         let Some(name) = &arguments.root else { return Ok(Self { namespace: place, shards: None }) };
         let namespace = namespace.to_owned();
         let api: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
-        let configs = match api.list(&ListParams::default()).await {
-            Ok(list) => list.items,
+        let configs = match paging::list(&api, ListParams::default()).await {
+            Ok(configs) => configs,
             Err(source) => return Err(TopError::Read { namespace, source }),
         };
         let overviews = overview::overviews(&configs, &[]);

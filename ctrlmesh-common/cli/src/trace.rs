@@ -24,6 +24,7 @@ use self::program::Program;
 use self::proxy_of_pod::ProxyContainer;
 use crate::cluster::answer;
 use crate::cluster::{self, Connection};
+use crate::failure;
 use crate::version::part::{NODE_PROXIES, has_ended};
 
 /// Between attempts to reach a proxy that has ended or was replaced.
@@ -58,7 +59,7 @@ async fn show(arguments: &Arguments, count: &mut u64) -> Result<(), TraceError> 
                 return Ok(());
             }
             Err(error) if is_first || error.is_final() => return Err(error),
-            Err(error) => writeln!(stderr(), "{:#}", anyhow::Error::from(error))?,
+            Err(error) => writeln!(stderr(), "{}", failure::causes(&error))?,
             Ok(()) => writeln!(stderr(), "the proxy has ended; the next one is asked")?,
         }
         is_first = false;

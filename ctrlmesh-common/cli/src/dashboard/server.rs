@@ -25,6 +25,7 @@ use super::bundle::{self, File};
 use super::live::{Roots, State, count};
 use crate::cluster::Connection;
 use crate::explain;
+use crate::failure;
 
 /// Connections at once.
 const CONNECTIONS: usize = 32;
@@ -159,7 +160,7 @@ impl Server {
         }
         match Box::pin(explain::explained(&connection, resource, name)).await {
             Ok(explained) => json(&explained),
-            Err(error) => problem(StatusCode::UNPROCESSABLE_ENTITY, &format!("{:#}", anyhow::Error::from(error))),
+            Err(error) => problem(StatusCode::UNPROCESSABLE_ENTITY, &failure::causes(&error)),
         }
     }
 }

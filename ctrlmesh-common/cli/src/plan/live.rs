@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_manager::rules::shard::Labelling;
 use ctrlmesh_manager::rules::validate;
-use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::api::{ApiResource, DynamicObject, ListParams, ObjectMeta};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt as _};
 
@@ -14,6 +14,7 @@ use super::change::{Change, Selected, is_same};
 use super::objects::{self, Counted};
 use crate::cluster;
 use crate::cluster::labelling::labelling;
+use crate::cluster::paging;
 
 /// A cluster as it is.
 #[derive(Debug)]
@@ -29,16 +30,16 @@ impl Live {
     /// # Errors
     /// The API server does not say it.
     pub(crate) async fn read(client: &Client) -> Result<Self, PlanError> {
-        let all = ListParams::default();
         let failed = |kind| move |source| PlanError::Read { kind, source };
         let configs: Api<ShardingConfig> = Api::all(client.clone());
-        let mut configs = configs.list(&all).await.map_err(failed("shardingconfigs"))?.items;
+        let mut configs = paging::list(&configs, ListParams::default()).await.map_err(failed("shardingconfigs"))?;
         configs.retain(|one| one.metadata.deletion_timestamp.is_none());
         let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Namespace"));
         let namespaces: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
-        let namespaces = namespaces.list_metadata(&all).await.map_err(failed("namespaces"))?.items;
-        let namespaces = namespaces.iter().map(kube::ResourceExt::name_any).collect();
-        Ok(Self { configs, namespaces, labelling: labelling(client).await? })
+        let mut names = BTreeSet::new();
+        let add = |object: &ObjectMeta| names.extend(object.name.clone());
+        paging::each_metadata(&namespaces, ListParams::default(), add).await.map_err(failed("namespaces"))?;
+        Ok(Self { configs, namespaces: names, labelling: labelling(client).await? })
     }
 
     /// What applying the root would do, beside what was admitted before.
