@@ -306,7 +306,7 @@ impl Redirect {
 impl Limit {
     /// Whether the limit is on `resource` of the API group `group`.
     pub fn covers(&self, group: &str, resource: &str) -> bool {
-        self.relate_resources.is_empty() || self.relate_resources.iter().any(|one| one.covers(group, resource))
+        self.relate_resources.is_empty() || self.relate_resources.iter().any(|one| one.covers_objects(group, resource))
     }
 
     /// Whether some resource is limited by both.

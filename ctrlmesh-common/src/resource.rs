@@ -63,7 +63,25 @@ pub fn without_subresource(name: &str) -> &str {
     name.split_once('/').map_or(name, |(resource, _)| resource)
 }
 
+/// The other API group in which the API server serves the same stored objects. `None`: there is none.
+///
+/// Source: kube-apiserver installs the storage of events in both groups (`pkg/registry/core/rest`,
+/// `pkg/registry/events/rest`).
+pub fn other_group(group: &str, resource: &str) -> Option<&'static str> {
+    match (group, resource) {
+        ("", "events") => Some("events.k8s.io"),
+        ("events.k8s.io", "events") => Some(""),
+        _ => None,
+    }
+}
+
 impl ResourceMatch {
+    /// Whether the objects of `resource` are meant, in whatever group the API server serves them.
+    pub fn covers_objects(&self, group: &str, resource: &str) -> bool {
+        let other = || other_group(group, resource);
+        self.covers(group, resource) || other().is_some_and(|group| self.covers(group, resource))
+    }
+
     /// Whether `resource` (without its subresource) of the API group `group` is meant.
     pub fn covers(&self, group: &str, resource: &str) -> bool {
         lists(&self.api_groups, group) && lists(&self.resources, resource)
@@ -149,6 +167,17 @@ mod tests {
         assert!(of(&["*"], &["pods"]).covers("", "pods"));
         assert!(of(&[""], &["*"]).covers("", "pods"));
         assert!(!of(&[""], &["*"]).covers("apps", "deployments"));
+    }
+
+    #[test]
+    fn events_are_the_same_objects_in_both_their_groups() {
+        for group in ["", "events.k8s.io"] {
+            let events = of(&[group], &["events"]);
+            assert!(events.covers_objects("", "events") && events.covers_objects("events.k8s.io", "events"));
+            assert!(!events.covers_objects("apps", "events") && !events.covers_objects("", "pods"));
+        }
+        let core = of(&[""], &["*"]);
+        assert!(core.covers_objects("events.k8s.io", "events") && !core.covers("events.k8s.io", "events"));
     }
 
     #[test]

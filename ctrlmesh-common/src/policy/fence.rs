@@ -106,13 +106,13 @@ impl Fence {
         if COMMON_KINDS.contains(&(group, resource)) || VIRTUAL_GROUPS.contains(&group) {
             return self.names(group, resource);
         }
-        self.resources.is_empty() || self.resources.iter().any(|one| one.covers(group, resource))
+        self.resources.is_empty() || self.resources.iter().any(|one| one.covers_objects(group, resource))
     }
 
     /// Whether `resource` is fenced by its name, and not by a wildcard.
     pub fn names(&self, group: &str, resource: &str) -> bool {
         let named = |one: &ResourceMatch| one.resources.iter().any(|name| name == resource);
-        self.resources.iter().any(|one| named(one) && one.covers(group, resource))
+        self.resources.iter().any(|one| named(one) && one.covers_objects(group, resource))
     }
 
     /// Whether a write to an object may pass. `namespace` is empty for an object of cluster scope, and `name` where the

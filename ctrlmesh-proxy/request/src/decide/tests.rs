@@ -57,6 +57,23 @@ fn collections_are_narrowed_in_every_spelling() {
 }
 
 #[test]
+fn events_are_narrowed_in_both_their_groups() {
+    for group in ["", "events.k8s.io"] {
+        let mut policy = policy();
+        policy.limits[0].relate_resources =
+            vec![ResourceMatch { api_groups: vec![group.to_owned()], resources: vec!["events".to_owned()] }];
+        for (method, target) in [
+            ("GET", "/api/v1/events"),
+            ("GET", "/apis/events.k8s.io/v1/namespaces/ns/events?watch=1"),
+            ("DELETE", "/apis/events.k8s.io/v1/namespaces/ns/events"),
+        ] {
+            let decision = decide(&policy, &RequestInfo::parse(method, target).unwrap());
+            assert!(matches!(&decision, Decision::Rewrite(plan) if plan.selector.is_some()), "{group} {target}");
+        }
+    }
+}
+
+#[test]
 fn single_objects_and_other_resources_pass() {
     for (method, target) in [
         ("GET", "/api/v1/namespaces/ns/pods/a"),

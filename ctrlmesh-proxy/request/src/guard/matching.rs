@@ -1,7 +1,7 @@
 //! Matches requests against the rules of a guard.
 
 use ctrlmesh_common::policy::guard::RequestMatch;
-use ctrlmesh_common::resource::WILDCARD;
+use ctrlmesh_common::resource::{WILDCARD, other_group};
 
 use crate::request::RequestInfo;
 
@@ -12,9 +12,15 @@ pub fn matches(these: &[RequestMatch], request: &RequestInfo<'_>) -> bool {
 
 fn is_matched(one: &RequestMatch, request: &RequestInfo<'_>) -> bool {
     lists(&one.verbs, request.verb())
-        && lists(&one.api_groups, request.api_group())
+        && is_in(&one.api_groups, request)
         && one.resources.iter().any(|listed| names(listed, request.resource(), request.subresource()))
         && lists(&one.namespaces, request.namespace())
+}
+
+/// Whether one of these groups has the objects that the request is for.
+fn is_in(groups: &[String], request: &RequestInfo<'_>) -> bool {
+    let other = || other_group(request.api_group(), request.resource());
+    lists(groups, request.api_group()) || other().is_some_and(|other| lists(groups, other))
 }
 
 fn lists(names: &[String], name: &str) -> bool {
@@ -50,6 +56,19 @@ mod tests {
 
     fn is_matched_by(one: RequestMatch, method: &str, target: &str) -> bool {
         matches(&[one], &RequestInfo::parse(method, target).unwrap())
+    }
+
+    #[test]
+    fn events_are_matched_in_both_their_groups() {
+        for (groups, expected) in [("", true), ("events.k8s.io", true), ("apps", false)] {
+            for target in ["/api/v1/namespaces/a/events/e", "/apis/events.k8s.io/v1/namespaces/a/events/e"] {
+                assert_eq!(
+                    is_matched_by(one(groups, "events", "*", "*"), "GET", target),
+                    expected,
+                    "{groups} {target}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{RelatedResources, ShardingConfig};
+use ctrlmesh_common::resource::other_group;
 use ctrlmesh_common::selector::{Condition, Selector};
 
 use crate::rules::validate::limits::is_wildcard;
@@ -199,6 +200,8 @@ impl<'a> Resources<'a> {
 
     fn covers(&self, group: &str, resource: &str) -> bool {
         let lists = |names: &Option<BTreeSet<&str>>, name| names.as_ref().is_none_or(|names| names.contains(name));
-        lists(&self.groups, group) && lists(&self.resources, resource)
+        let has_group =
+            lists(&self.groups, group) || other_group(group, resource).is_some_and(|one| lists(&self.groups, one));
+        has_group && lists(&self.resources, resource)
     }
 }
