@@ -2,7 +2,9 @@
 
 use std::convert::Infallible;
 use std::fs;
+use std::future::Future;
 use std::io::{self, Read as _, Write as _};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use prometheus_client::encoding::text as openmetrics;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time;
 use tracing::debug;
 
@@ -57,29 +59,48 @@ pub struct Probes {
     pub drain: Drain,
 }
 
+/// Those that are served.
+#[derive(Debug, Default)]
+struct Connections {
+    tasks: JoinSet<()>,
+    /// With the address that they come from, in the order in which they came.
+    open: Vec<(Option<IpAddr>, AbortHandle)>,
+}
+
 impl Admin {
     /// Serves until the future is dropped: the pages stay while the process drains.
-    pub async fn run<S>(self, accept: impl AsyncFn() -> io::Result<S>)
+    ///
+    /// `accept` gives a stream, and the address that it comes from, if it has one. Where there are too many
+    /// connections, the oldest of the address with the most of them ends: nobody keeps a kubelet out.
+    pub async fn run<S>(self, accept: impl AsyncFn() -> io::Result<(S, Option<IpAddr>)>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         // Not on the drain: it would wait for a probe's idle connection.
-        let mut connections = JoinSet::new();
+        let mut connections = Connections::default();
         loop {
             tokio::select! {
-                accepted = accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                    Ok(stream) => drop(connections.spawn(self.clone().serve(stream))),
+                accepted = accept() => match accepted {
+                    Ok((stream, from)) => connections.add(from, self.clone().serve(stream)),
                     Err(_) => time::sleep(EXHAUSTED_PAUSE).await,
                 },
-                // One ended.
-                Some(_) = connections.join_next() => {}
+                Some(_) = connections.tasks.join_next() => connections.forget_ended(),
             }
         }
     }
 
     /// [`Admin::run`] for a TCP listener.
     pub async fn run_at(self, listener: TcpListener) {
-        self.run(async || Ok(listener.accept().await?.0)).await;
+        let accept = async || {
+            let (stream, from) = listener.accept().await?;
+            Ok((stream, Some(from.ip())))
+        };
+        self.run(accept).await;
+    }
+
+    /// [`Admin::run`] for a Unix socket.
+    pub async fn run_on(self, listener: UnixListener) {
+        self.run(async || Ok((listener.accept().await?.0, None))).await;
     }
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
@@ -112,6 +133,26 @@ impl Admin {
         let probes = self.probes.iter().flat_map(|_| ["/healthz", "/readyz"]);
         let pages: Vec<&str> = probes.chain(self.metrics.iter().map(|_| "/metrics")).collect();
         format!("try {}\n", pages.join(" or "))
+    }
+}
+
+impl Connections {
+    fn add(&mut self, from: Option<IpAddr>, serving: impl Future<Output = ()> + Send + 'static) {
+        self.forget_ended();
+        if self.open.len() >= MAX_CONNECTIONS {
+            let of_address = |from: &Option<IpAddr>| self.open.iter().filter(|(one, _)| one == from).count();
+            let most = self.open.iter().map(|(from, _)| of_address(from)).max();
+            let oldest = self.open.iter().position(|(from, _)| Some(of_address(from)) == most);
+            if let Some((_, task)) = oldest.map(|at| self.open.remove(at)) {
+                task.abort();
+            }
+        }
+        let task = self.tasks.spawn(serving);
+        self.open.push((from, task));
+    }
+
+    fn forget_ended(&mut self) {
+        self.open.retain(|(_, task)| !task.is_finished());
     }
 }
 
@@ -174,4 +215,64 @@ fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, plain);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpSocket, TcpStream};
+
+    use super::*;
+
+    async fn connect(from: [u8; 4], to: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from((from, 0))).unwrap();
+        socket.connect(to).await.unwrap()
+    }
+
+    /// Asks on a connection that stays. Whether there is an answer.
+    async fn ask(stream: &mut TcpStream) -> bool {
+        let mut answer = Vec::new();
+        if stream.write_all(b"GET /livez HTTP/1.1\r\nhost: probe\r\n\r\n").await.is_err() {
+            return false;
+        }
+        while !answer.ends_with(b"ok\n") {
+            if !stream.read_buf(&mut answer).await.is_ok_and(|read| read > 0) {
+                return false;
+            }
+        }
+        answer.starts_with(b"HTTP/1.1 200 OK\r\n")
+    }
+
+    const KUBELET: [u8; 4] = [127, 0, 0, 1];
+    const GREEDY: [u8; 4] = [127, 0, 0, 2];
+
+    async fn crowd(address: SocketAddr) {
+        let mut kept = connect(KUBELET, address).await;
+        assert!(ask(&mut kept).await);
+        let mut greedy = Vec::new();
+        for _ in 0..2 * MAX_CONNECTIONS {
+            let mut one = connect(GREEDY, address).await;
+            assert!(ask(&mut one).await);
+            greedy.push(one);
+        }
+        let mut probe = connect(KUBELET, address).await;
+        assert!(ask(&mut probe).await);
+        assert!(ask(&mut kept).await, "it is not the greediest");
+        assert!(!ask(&mut greedy[0]).await, "the oldest has ended");
+        assert!(ask(greedy.last_mut().unwrap()).await);
+    }
+
+    #[tokio::test]
+    async fn who_has_the_most_connections_gives_way() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let probes = Some(Probes { readiness: Readiness::default(), drain: Drain::default() });
+        tokio::select! {
+            () = Admin { probes, metrics: None }.run_at(listener) => panic!("it serves no more"),
+            () = crowd(address) => {}
+        }
+    }
 }

@@ -109,8 +109,7 @@ impl Process {
         Ok(async move {
             match (own, listener) {
                 (Some(own), _) => {
-                    let here = admin.clone().run(async || Ok(own.accept().await?.0));
-                    tokio::join!(here, shared(admin, address, drain));
+                    tokio::join!(admin.clone().run_on(own), shared(admin, address, drain));
                 }
                 (None, Some(listener)) => admin.run_at(listener).await,
                 (None, None) => {}
