@@ -59,6 +59,11 @@ pub enum Refusal {
     NoContainer { name: String },
     #[error("spec.{field}: {CONTAINER:?} is the name of the proxy's container; rename yours")]
     Container { field: &'static str },
+    #[error(
+        "spec.shareProcessNamespace: the pod's containers would see the proxy's files, its key and its token among them; remove it, or have the node's proxy serve the pod (interception ebpf, without the annotation {})",
+        annotation::SIDECAR
+    )]
+    ProcessNamespace,
     #[error("spec.volumes: {name:?} is the name of a volume of the proxy's; rename yours")]
     Volume { name: String },
     #[error(

@@ -25,8 +25,9 @@ const FOLDER: &str = "/var/run/ctrlmesh";
 
 const STATE_FOLDER: &str = "/var/lib/ctrlmesh";
 
-/// User and group of the proxy.
-const NOBODY: i64 = 65_532;
+/// User and group of the proxy. No image has it for its own, so that no other container of the pod has it, either: that
+/// of distroless images is 65532.
+const USER: i64 = 54_410;
 
 /// Lifetime of the token for the manager. The kubelet renews it.
 const TOKEN_SECONDS: i64 = 3600;
@@ -37,8 +38,11 @@ const START_SECONDS: i32 = 120;
 /// A container like the proxy's is ours only where a proxy is `wanted`, because it is replaced there.
 ///
 /// # Errors
-/// Where a part of the pod has a name that the proxy needs, or mounts a volume of the proxy.
+/// Where a part of the pod has a name that the proxy needs, or could read what is the proxy's alone.
 pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
+    if wanted && spec.share_process_namespace == Some(true) {
+        return Err(Refusal::ProcessNamespace);
+    }
     if spec.containers.iter().any(|container| container.name == CONTAINER) {
         return Err(Refusal::Container { field: "containers" });
     }
@@ -194,8 +198,8 @@ fn unprivileged() -> SecurityContext {
         privileged: Some(false),
         read_only_root_filesystem: Some(true),
         run_as_non_root: Some(true),
-        run_as_user: Some(NOBODY),
-        run_as_group: Some(NOBODY),
+        run_as_user: Some(USER),
+        run_as_group: Some(USER),
         seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
         ..SecurityContext::default()
     }

@@ -29,6 +29,20 @@ fn the_sidecar_starts_first_and_has_no_privilege() {
 }
 
 #[test]
+fn no_other_container_gets_at_the_sidecars_files() {
+    let mut spec = usual();
+    spec["shareProcessNamespace"] = json!(true);
+    for annotations in [json!({annotation::SIDECAR: "true"}), json!({annotation::INTERCEPTION: "env"})] {
+        let message = refused(annotations, spec.clone());
+        assert!(message.starts_with("spec.shareProcessNamespace: "), "{message}");
+    }
+    assert_eq!(injected(json!({}), spec)["spec"]["shareProcessNamespace"], true, "the node's proxy is elsewhere");
+    let found = injected(json!({annotation::SIDECAR: "true"}), usual());
+    let user = &found["spec"]["initContainers"][0]["securityContext"]["runAsUser"];
+    assert!(user.as_i64().is_some_and(|user| ![0, 65_532, 65_534].contains(&user)), "{user}");
+}
+
+#[test]
 fn a_sidecar_learns_where_its_spans_go() {
     let with_sidecar = pod(json!({annotation::SIDECAR: "true"}), usual());
     let variables = |settings: &SidecarSettings| {
