@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ctrlmesh_common::names::api_server;
 use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::ListParams;
 use kube::{Api, Client};
 
@@ -12,6 +12,9 @@ use crate::ca::authority::Names;
 
 /// Name of the API server's port (`pkg/controlplane/controller/kubernetesservice`).
 const PORT: &str = "https";
+
+/// Of one slice. No cluster has as many API servers, and each address is in the mesh's certificates.
+const MAX_ENDPOINTS: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiServer {
@@ -46,6 +49,20 @@ pub async fn find(client: &Client, more: &[String]) -> Result<ApiServer, kube::E
     Ok(of(service, slices.items, more))
 }
 
+/// Those of these slices that the API server itself keeps: the one called as its Service. Where there is none, somebody
+/// else keeps them all, as some providers do (`--endpoint-reconciler-type=none`).
+///
+/// Whoever may write slices may label one for that Service. The API server writes over one of that name.
+pub fn own_slices(slices: Vec<EndpointSlice>) -> Vec<EndpointSlice> {
+    let is_own = |slice: &EndpointSlice| slice.metadata.name.as_deref() == Some(api_server::SERVICE);
+    if slices.iter().any(is_own) { slices.into_iter().filter(is_own).collect() } else { slices }
+}
+
+/// Whether clients are to be sent there. Unknown counts as yes.
+fn is_ready(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false)
+}
+
 fn of(service: Service, slices: Vec<EndpointSlice>, more: &[String]) -> ApiServer {
     let spec = service.spec.unwrap_or_default();
     // Other ports may be there, too.
@@ -53,12 +70,13 @@ fn of(service: Service, slices: Vec<EndpointSlice>, more: &[String]) -> ApiServe
     let ports = spec.ports.unwrap_or_default().into_iter();
     let ports = ports.filter(|port| is_its_own(port.name.as_deref())).map(|port| port.port);
     let mut all = vec![(spec.cluster_ips.unwrap_or_default(), ports.collect::<Vec<_>>())];
-    for slice in slices {
-        let endpoints = slice.endpoints.unwrap_or_default().into_iter();
+    for slice in own_slices(slices) {
+        let endpoints = slice.endpoints.unwrap_or_default().into_iter().filter(is_ready);
+        let hosts = endpoints.flat_map(|one| one.addresses).filter(|host| host.parse::<IpAddr>().is_ok());
         let ports = slice.ports.unwrap_or_default().into_iter();
         let ports = ports.filter(|port| is_its_own(port.name.as_deref()));
         let ports = ports.filter_map(|port| port.port);
-        all.push((endpoints.flat_map(|one| one.addresses).collect(), ports.collect()));
+        all.push((hosts.take(MAX_ENDPOINTS).collect(), ports.collect()));
     }
     let mut addresses: Vec<SocketAddr> = Vec::new();
     for (hosts, ports) in &all {
@@ -101,6 +119,27 @@ mod tests {
         assert_eq!(addresses, expected.map(|one| one.parse().unwrap()));
         let also = ["10.96.0.1", "fd00:96::1", "192.0.2.1", "192.0.2.2", "api.example.com"];
         assert!(names.contains_all(&Names::of(api_server::NAMES.iter().chain(&also))));
+    }
+
+    #[test]
+    fn slices_that_others_label_for_it_do_not_count() {
+        let service = json!({"spec": {"clusterIPs": ["10.96.0.1"], "ports": [{"name": "https", "port": 443}]}});
+        let slice = |name: &str, endpoints: Value| {
+            json!({"metadata": {"name": name}, "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
+                "endpoints": endpoints})
+        };
+        let away = json!({"addresses": ["192.0.2.2"], "conditions": {"ready": false}});
+        let own = slice("kubernetes", json!([{"addresses": ["192.0.2.1"]}, away, {"addresses": ["a.example.com"]}]));
+        let foreign = slice("foreign", json!([{"addresses": ["192.0.2.66"]}]));
+        let addresses = |slices: Value| servers(service.clone(), slices).addresses;
+        let expected = |host: &str| ["10.96.0.1:443", host].map(|one| one.parse().unwrap());
+        assert_eq!(addresses(json!([foreign, own])), expected("192.0.2.1:6443"));
+        assert_eq!(addresses(json!([foreign])), expected("192.0.2.66:6443"), "nobody else keeps any");
+        let names = servers(service.clone(), json!([own])).names;
+        assert!(!names.contains_all(&Names::of(["a.example.com"])));
+
+        let many: Vec<Value> = (0..200).map(|at| json!({"addresses": [format!("192.0.2.{at}")]})).collect();
+        assert_eq!(addresses(json!([slice("kubernetes", json!(many))])).len(), 1 + MAX_ENDPOINTS);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::time;
 
+use crate::ca::api_server::own_slices;
+
 /// Name of the API server's port (`pkg/controlplane/controller/kubernetesservice`).
 const PORT: &str = "https";
 
@@ -34,7 +36,7 @@ pub(super) async fn list(client: &Client) -> Result<Vec<SocketAddr>, EndpointsEr
     let of_it =
         ListParams::default().labels(&format!("{}={}", api_server::SLICE_LABEL, api_server::SERVICE)).match_any();
     let listed = time::timeout(DEADLINE, slices.list(&of_it)).await.map_err(|_elapsed| EndpointsError::Slow)??;
-    Ok(addresses(listed.items))
+    Ok(addresses(own_slices(listed.items)))
 }
 
 fn addresses(slices: Vec<EndpointSlice>) -> Vec<SocketAddr> {
