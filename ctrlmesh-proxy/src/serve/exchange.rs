@@ -7,7 +7,7 @@ use ctrlmesh_common::policy::fault::ApiFaultKind;
 use ctrlmesh_request::decide::Refusal;
 use ctrlmesh_request::request::RequestInfo;
 use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{Method, Request, Response, StatusCode, Uri, header};
 use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
@@ -76,6 +76,7 @@ impl Session {
                     None if ends_watch && !is_upgrade => refuse::ended_watch(&status, accept.as_ref()),
                     None => refuse::response(&status, accept.as_ref()),
                 };
+                let answer = if method == Method::HEAD { refuse::without_body(answer) } else { answer };
                 (answer.map(Content::Plain), Outcome::Refused)
             }
         };

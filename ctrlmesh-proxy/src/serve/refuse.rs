@@ -6,6 +6,7 @@ use ctrlmesh_request::rewrite::status;
 use ctrlmesh_request::rewrite::status::Status;
 use ctrlmesh_request::rewrite::watch;
 use http::{HeaderValue, Response, StatusCode, header};
+use hyper::body::Body as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -35,6 +36,14 @@ pub(super) fn response(status: &Status, accept: Option<&HeaderValue>) -> Respons
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
+}
+
+/// The same as the answer to a HEAD request (RFC 9110, 9.3.2): with the length of a body that does not come.
+pub(super) fn without_body(mut response: Response<Relay>) -> Response<Relay> {
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    response.map(|_body| Relay::Empty)
 }
 
 /// A watch that ends at once with `status` as an ERROR event. The API server answers so whatever is wrong with the

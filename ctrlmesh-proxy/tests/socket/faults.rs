@@ -95,6 +95,18 @@ async fn an_aborted_request_gets_a_status_and_never_arrives() {
 }
 
 #[tokio::test]
+async fn an_aborted_head_has_a_length_and_no_body() {
+    for version in BOTH {
+        let bed = Bed::new(&policy(1, &abort(503))).await;
+        let body = client(&bed, version).await.get("/healthz").await.body;
+        let head = Request::head("/healthz").body(Full::default()).unwrap();
+        let answer = client(&bed, version).await.ask(head).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!((&answer.headers["content-length"], answer.body.len()), (&HeaderValue::from(body.len()), 0));
+    }
+}
+
+#[tokio::test]
 async fn an_abort_is_in_the_clients_encoding_and_may_succeed() {
     let bed = Bed::new(&policy(1, &abort(500))).await;
     let mut request = get(CONFIG_MAPS);
