@@ -17,4 +17,4 @@ pub(crate) use rules::UrlRequests;
 pub use rules::{Rules, needs_path};
 pub use target::Visible;
 pub(crate) use target::{Host, Target};
-pub use token::ServiceAccountToken;
+pub use token::{ServiceAccountToken, TOKEN_SUBPROTOCOL};

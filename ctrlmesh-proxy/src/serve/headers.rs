@@ -1,5 +1,6 @@
 //! Hop-by-hop headers, and what a client accepts.
 
+use ctrlmesh_request::egress::TOKEN_SUBPROTOCOL;
 use http::header;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
@@ -61,6 +62,25 @@ pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::UPGRADE, protocol);
 }
 
+/// Removes tokens among WebSocket subprotocols where there is an `Authorization`, too.
+///
+/// The API server would look at the `Authorization` alone, and pass the subprotocols on where it proxies the request:
+/// to another API server, which would let the token in past every proxy.
+pub(super) fn strip_second_token(headers: &mut HeaderMap) {
+    let name = header::SEC_WEBSOCKET_PROTOCOL;
+    if !headers.contains_key(header::AUTHORIZATION) || !headers.contains_key(&name) {
+        return;
+    }
+    let all: Vec<&[u8]> = headers.get_all(&name).iter().map(HeaderValue::as_bytes).collect();
+    let all = all.join(&b',');
+    let is_token = |one: &&[u8]| one.trim_ascii().starts_with(TOKEN_SUBPROTOCOL);
+    let kept: Vec<&[u8]> = all.split(|byte| *byte == b',').filter(|one| !is_token(one)).collect();
+    match HeaderValue::from_bytes(kept.join(&b',').trim_ascii()) {
+        Ok(kept) if !kept.is_empty() => drop(headers.insert(name, kept)),
+        _ => drop(headers.remove(name)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +114,27 @@ mod tests {
         }
         strip(&mut headers);
         assert_eq!(headers, map(&[("x-c", "3")]));
+    }
+
+    #[test]
+    fn a_second_token_is_removed() {
+        let token = "base64url.bearer.authorization.k8s.io.dG9rZW4";
+        let stripped = |authorization: Option<&'static str>, protocols: &[&str]| {
+            let mut headers = HeaderMap::new();
+            headers.extend(authorization.map(|it| (header::AUTHORIZATION, HeaderValue::from_static(it))));
+            for protocol in protocols {
+                headers.append(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_str(protocol).unwrap());
+            }
+            strip_second_token(&mut headers);
+            let left = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
+            left.map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let both = format!("{token}, v5.channel.k8s.io");
+        assert_eq!(stripped(Some("Bearer x"), &[&both]), ["v5.channel.k8s.io"]);
+        assert_eq!(stripped(Some("Bearer x"), &["a,b", token]), ["a,b"]);
+        assert!(stripped(Some("Bearer x"), &[token]).is_empty());
+        // It is the only one.
+        assert_eq!(stripped(None, &[&both]), [both]);
     }
 
     #[test]

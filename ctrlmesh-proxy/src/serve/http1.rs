@@ -134,6 +134,7 @@ async fn answer(session: Rc<Session>, mut request: Request<Incoming>) -> Result<
     headers::strip(request.headers_mut());
     if let Some(protocol) = protocol {
         headers::set_upgrade(request.headers_mut(), protocol);
+        headers::strip_second_token(request.headers_mut());
     }
     let mut response = session.clone().exchange(request, |_| {}).await?;
     let protocol = headers::upgrade(response.headers());

@@ -52,7 +52,9 @@ async fn websockets(policy: &Value) -> (Bed, Arc<Mutex<Vec<String>>>) {
                 );
                 return stream.write_all(answer.as_bytes()).await.unwrap();
             }
-            record.lock().unwrap().push(head.lines().next().unwrap().to_owned());
+            let is_shown = |(at, line): &(usize, &str)| *at == 0 || line.to_lowercase().starts_with("sec-websocket-protocol");
+            let shown: Vec<&str> = head.lines().enumerate().filter(is_shown).map(|(_, line)| line).collect();
+            record.lock().unwrap().push(shown.join("\n"));
             let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nevent";
             stream.write_all(switch.as_bytes()).await.unwrap();
             let mut rest = Vec::new();
@@ -138,6 +140,17 @@ async fn an_exec_does_not_end_when_the_policy_changes() {
     drop(watch);
     stream.write_all(b"still here").await.unwrap();
     assert_eq!(bed.proxy.metric("ctrlmesh_proxy_tunnels").await, 1.0);
+}
+
+#[tokio::test]
+async fn a_second_token_does_not_reach_what_the_api_server_proxies_to() {
+    let (bed, asked) = websockets(&pods(1, "team=a")).await;
+    let proxied = "/api/v1/namespaces/kube-system/pods/https:node-proxy:6443/proxy/api/v1/pods?watch=1";
+    let protocols = "base64url.bearer.authorization.k8s.io.dG9rZW4, binary.k8s.io";
+    let more = format!("Authorization: Bearer other\r\nSec-WebSocket-Protocol: {protocols}\r\n");
+    let (_stream, _head) = upgraded_with(&bed, proxied, &more).await;
+    let asked = asked.lock().unwrap().last().unwrap().to_lowercase();
+    assert!(asked.ends_with("\nsec-websocket-protocol: binary.k8s.io"), "{asked}");
 }
 
 #[tokio::test]

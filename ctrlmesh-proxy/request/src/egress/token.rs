@@ -13,7 +13,7 @@ const API_SERVER: &str = "kubernetes.default.svc";
 
 /// What begins a subprotocol that is a token
 /// (k8s.io/apiserver/pkg/authentication/request/websocket).
-const PROTOCOL: &[u8] = b"base64url.bearer.authorization.k8s.io.";
+pub const TOKEN_SUBPROTOCOL: &[u8] = b"base64url.bearer.authorization.k8s.io.";
 
 /// A longer token is none that an API server issues, in bytes.
 const MAX_BYTES: usize = 32 << 10;
@@ -52,7 +52,7 @@ impl ServiceAccountToken {
 
     /// How a WebSocket client of an API server gives its token: as the name of a subprotocol.
     fn in_protocol(word: &[u8]) -> Option<Self> {
-        let token = BASE64_URL_SAFE_NO_PAD.decode(word.strip_prefix(PROTOCOL)?).ok()?;
+        let token = BASE64_URL_SAFE_NO_PAD.decode(word.strip_prefix(TOKEN_SUBPROTOCOL)?).ok()?;
         Self::read(str::from_utf8(&token).ok()?)
     }
 
@@ -170,7 +170,7 @@ mod tests {
         #[test]
         fn whatever_stands_there_is_read_without_a_panic(header in prop::collection::vec(any::<u8>(), 0..200)) {
             let _read = ServiceAccountToken::in_header(&header).count();
-            let _read = ServiceAccountToken::in_header(&[PROTOCOL, &header[..]].concat()).count();
+            let _read = ServiceAccountToken::in_header(&[TOKEN_SUBPROTOCOL, &header[..]].concat()).count();
         }
     }
 }
