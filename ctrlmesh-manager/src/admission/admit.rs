@@ -38,10 +38,13 @@ pub type Review = AdmissionRequest<DynamicObject>;
 /// Clients show every warning.
 const MAX_WARNINGS: usize = 10;
 
+/// Subresource of pods by which containers are added to one that runs.
+const EPHEMERAL: &str = "ephemeralcontainers";
+
 /// Marks pods that a kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Validates one of our four kinds.
+/// Validates one of our four kinds, or the ephemeral containers of an enrolled pod.
 ///
 /// Without `snapshot` nothing is known of the cluster yet: the object is checked by itself, with the `configured`
 /// labels.
@@ -54,6 +57,13 @@ pub fn validate(review: &Review, snapshot: Option<&Snapshot>, by_flags: &Labelli
     let skipped = object.metadata.labels.as_ref().and_then(|labels| labels.get(key::IGNORE_VALIDATE));
     if skipped.is_some_and(|value| value == "true") || object.metadata.deletion_timestamp.is_some() {
         return response;
+    }
+    if review.sub_resource.as_deref() == Some(EPHEMERAL) {
+        return match read::<Pod>(object).map(|pod| inject::check_ephemeral(&pod)) {
+            Ok(Ok(())) => response,
+            Ok(Err(refusal)) => response.deny(refusal.to_string()),
+            Err(error) => response.deny(format!("cannot be read: {error}")),
+        };
     }
     match report(review, object, snapshot, labelling) {
         Ok(report) => answer(response, &report),

@@ -71,6 +71,10 @@ pub enum Refusal {
     )]
     Mount { container: String, name: String },
     #[error(
+        "spec.ephemeralContainers[{container:?}].targetContainerName: the proxy's processes have its key and its token; name another container, or run a program in the proxy's by exec"
+    )]
+    Target { container: String },
+    #[error(
         "spec.automountServiceAccountToken: no container has a service account's token and CA at {}, which the kubeconfig of interception kubeconfig names; have it mounted, or use interception ebpf or env",
         trust::SERVICE_ACCOUNT
     )]
@@ -164,6 +168,14 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Res
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(annotation::INJECTED.to_owned(), "true".to_owned());
     Ok(pod)
+}
+
+/// Whether the ephemeral containers of a pod that was injected may be there.
+///
+/// # Errors
+/// Where one could read what is the proxy's alone.
+pub fn check_ephemeral(pod: &Pod) -> Result<(), Refusal> {
+    pod.spec.as_ref().map_or(Ok(()), sidecar::check_ephemeral)
 }
 
 /// Keeps the pod from being Ready until its version is promoted. Other readiness gates stay.

@@ -122,13 +122,14 @@ fn no_webhook_covers_what_the_cluster_or_we_need_to_start() {
         {"key": name, "operator": "NotIn", "values": ["kube-system", NAMESPACE]}]});
     for kind in ["ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"] {
         let configuration = object(kind, "ctrlmesh");
-        let [webhook] = &configuration["webhooks"].as_array().unwrap()[..] else { panic!("{configuration}") };
-        assert_eq!(webhook["namespaceSelector"], others, "{kind}");
-        let asked = &webhook["rules"][0]["apiGroups"];
-        let enrolled = json!({"matchLabels": {label::ENABLE_PROXY: "true"}});
-        // Objects of other groups concern a webhook only if they are enrolled.
-        let are_ours = *asked == json!([ctrlmesh_common::names::GROUP]);
-        assert!(are_ours || webhook["objectSelector"] == enrolled, "{webhook}");
+        for webhook in configuration["webhooks"].as_array().unwrap() {
+            assert_eq!(webhook["namespaceSelector"], others, "{kind}");
+            let asked = &webhook["rules"][0]["apiGroups"];
+            let enrolled = json!({"matchLabels": {label::ENABLE_PROXY: "true"}});
+            // Objects of other groups concern a webhook only if they are enrolled.
+            let are_ours = *asked == json!([ctrlmesh_common::names::GROUP]);
+            assert!(are_ours || webhook["objectSelector"] == enrolled, "{webhook}");
+        }
     }
 }
 

@@ -61,13 +61,30 @@ pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
         return Err(Refusal::Volume { name: volume.name.clone() });
     }
     for container in containers(spec).filter(|container| container.name != CONTAINER) {
-        let mut mounts = container.volume_mounts.iter().flatten();
-        if let Some(mount) = mounts.find(|mount| [VOLUME, STATE].contains(&mount.name.as_str())) {
-            let (container, name) = (container.name.clone(), mount.name.clone());
-            return Err(Refusal::Mount { container, name });
-        }
+        check_mounts(&container.name, container.volume_mounts.as_deref())?;
     }
     Ok(())
+}
+
+/// # Errors
+/// Where an ephemeral container could read what is the proxy's alone. The pod's own containers were checked when it was
+/// created.
+pub(super) fn check_ephemeral(spec: &PodSpec) -> Result<(), Refusal> {
+    for container in spec.ephemeral_containers.iter().flatten() {
+        if container.target_container_name.as_deref() == Some(CONTAINER) {
+            return Err(Refusal::Target { container: container.name.clone() });
+        }
+        check_mounts(&container.name, container.volume_mounts.as_deref())?;
+    }
+    Ok(())
+}
+
+fn check_mounts(container: &str, mounts: Option<&[VolumeMount]>) -> Result<(), Refusal> {
+    let mut mounts = mounts.into_iter().flatten();
+    match mounts.find(|mount| [VOLUME, STATE].contains(&mount.name.as_str())) {
+        Some(mount) => Err(Refusal::Mount { container: container.to_owned(), name: mount.name.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// Whether [`add`] added it, perhaps in another version of the manager.

@@ -66,7 +66,10 @@ pub(crate) async fn start(client: &Client) -> Result<Manager> {
     };
     let metadata = json!({"name": "ctrlmesh", "labels": {"app.kubernetes.io/part-of": "ctrlmesh"}});
     let ours = json!({"apiGroups": ["ctrlmesh.kusionstack.io"], "apiVersions": ["*"], "resources": ["*"], "operations": ["CREATE", "UPDATE"]});
-    let validating = json!({"metadata": metadata, "webhooks": [hook("validate", ours, "Fail")]});
+    let added = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/ephemeralcontainers"], "operations": ["UPDATE"]});
+    let mut ephemeral = hook("validate", added, "Fail");
+    ephemeral["name"] = json!("ephemeral.ctrlmesh.kusionstack.io");
+    let validating = json!({"metadata": metadata, "webhooks": [hook("validate", ours, "Fail"), ephemeral]});
     create::<ValidatingWebhookConfiguration>(&Api::all(client.clone()), validating).await?;
     let pods = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]});
     // Secrets are not listed: only the webhook labels them, as it would all where the API server cannot.

@@ -232,6 +232,28 @@ async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_ephemeral_container_may_not_mount_what_is_the_proxys() -> Result<()> {
+    let client = managed().await?;
+    let namespace = operator(&client, "debug").await?;
+    let pods: Api<Pod> = Api::namespaced(client, &namespace);
+    create(&pods, pod("op-0", json!({annotation::SIDECAR: "true"}))).await?;
+    let debug = |more: Value| {
+        let mut container = json!({"name": "debug", "image": "none"});
+        more.as_object().into_iter().flatten().for_each(|(field, value)| container[field] = value.clone());
+        Patch::Strategic(json!({"spec": {"ephemeralContainers": [container]}}))
+    };
+    let add = async |more: Value| -> Result<Pod> {
+        Ok(pods.patch_ephemeral_containers("op-0", &PatchParams::default(), &debug(more)).await?)
+    };
+    let message = refusal(add(json!({"volumeMounts": [{"name": "ctrlmesh-proxy", "mountPath": "/x"}]})).await)?;
+    ensure!(message.contains("volumeMounts"), "{message}");
+    let message = refusal(add(json!({"targetContainerName": "ctrlmesh-proxy"})).await)?;
+    ensure!(message.contains("targetContainerName"), "{message}");
+    add(json!({"targetContainerName": "operator"})).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_managers_are_listed_for_those_who_knew_the_predecessors() -> Result<()> {
     let client = managed().await?;
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
