@@ -23,7 +23,7 @@ const SHORT_LIFE: [&str; 2] = ["--ca-validity", "720h"];
 const BREAKER: &str = "closed-to-all";
 
 /// Makes an attempt, again and again, until the alert fires.
-async fn fires_by<T>(prometheus: &Prometheus, alert: &str, mut attempt: impl AsyncFnMut() -> T) {
+pub(crate) async fn fires_by<T>(prometheus: &Prometheus, alert: &str, mut attempt: impl AsyncFnMut() -> T) {
     eventually(alert, async || {
         attempt().await;
         prometheus.fires(alert).then_some(())

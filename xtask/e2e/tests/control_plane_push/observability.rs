@@ -22,6 +22,9 @@ use crate::prometheus::{Prometheus, promtool};
 
 const RULES: &str = include_str!("../../../../deploy/observability/rules.yaml");
 
+/// A window for counters, of many scrapes.
+const SHORT: &str = "[20s]";
+
 /// Between two writes.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -143,6 +146,18 @@ fn groups() -> Value {
 pub(crate) fn at_once() -> Value {
     let mut groups = groups();
     rules(&mut groups).for_each(|rule| drop(rule.as_object_mut().unwrap().remove("for")));
+    groups
+}
+
+/// The same, where counters are compared over seconds instead of minutes: so an alert ends soon after its cause.
+pub(crate) fn with_short_windows() -> Value {
+    let mut groups = at_once();
+    for rule in rules(&mut groups) {
+        let query = rule["expr"].as_str().unwrap();
+        let query =
+            ["[5m]", "[10m]", "[1h]"].into_iter().fold(query.to_owned(), |query, window| query.replace(window, SHORT));
+        rule["expr"] = json!(query);
+    }
     groups
 }
 

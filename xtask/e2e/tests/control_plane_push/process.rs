@@ -151,6 +151,20 @@ impl Sidecar {
 
     /// Starts one that may not serve yet.
     pub(crate) fn begin(settings: &ProxySettings, pod: &TestPod) -> Program {
+        Program::start(&mut Self::command(settings, pod))
+    }
+
+    /// The same with a token, and with these flags, as the environment names them.
+    pub(crate) fn begin_with(settings: &ProxySettings, pod: &TestPod, token: &str, flags: &[(&str, &str)]) -> Program {
+        fs::write(settings.token(pod), token).unwrap();
+        let mut command = Self::command(settings, pod);
+        for (name, value) in flags {
+            command.env(format!("CTRLMESH_PROXY_{name}"), value);
+        }
+        Program::start(&mut command)
+    }
+
+    fn command(settings: &ProxySettings, pod: &TestPod) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_e2e-proxy"));
         command.arg("sidecar");
         for (name, value) in [
@@ -168,7 +182,7 @@ impl Sidecar {
         ] {
             command.env(format!("CTRLMESH_PROXY_{name}"), value);
         }
-        Program::start(&mut command)
+        command
     }
 
     pub(crate) fn kill(&mut self) {
