@@ -5,6 +5,7 @@
 
 mod address;
 mod alerts_fire;
+mod alerts_of_managers;
 mod alerts_of_proxies;
 mod attacks;
 mod audit;

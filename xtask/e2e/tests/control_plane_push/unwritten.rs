@@ -25,7 +25,7 @@ use crate::token;
 const ACCOUNT: &str = "restricted";
 
 /// A kubeconfig of an account that may do everything, but for what admission refuses.
-async fn restricted(cluster: &ControlPlane, client: &Client, folder: &TempDir) -> String {
+pub(crate) async fn restricted(cluster: &ControlPlane, client: &Client, folder: &TempDir) -> String {
     let pod = token::pod(client, SYSTEM, "restricted-0", ACCOUNT, "node-a").await;
     let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
     let binding = json!({
@@ -40,7 +40,7 @@ async fn restricted(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
 }
 
 /// Has the API server refuse the Secret from that account.
-async fn refuse(client: &Client) {
+pub(crate) async fn refuse(client: &Client) {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let rule =
         json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets"], "operations": ["CREATE", "UPDATE"]});
@@ -65,7 +65,14 @@ async fn refuse(client: &Client) {
     bindings.create(&PostParams::default(), &binding).await.unwrap();
 }
 
-async fn until_refused(kubeconfig: &str) {
+/// Has the API server take it again.
+pub(crate) async fn let_again(client: &Client) {
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    bindings.delete(ACCOUNT, &DeleteParams::default()).await.unwrap();
+}
+
+/// Waits until the API server refuses the Secret from the account of this kubeconfig.
+pub(crate) async fn until_refused(kubeconfig: &str) {
     let config = Kubeconfig::read_from(kubeconfig).unwrap();
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(config, &options).await.unwrap();
