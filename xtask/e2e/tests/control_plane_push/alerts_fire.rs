@@ -20,7 +20,7 @@ use crate::prometheus::Prometheus;
 /// Authorities that expire within the 60 days of the alert.
 const SHORT_LIFE: [&str; 2] = ["--ca-validity", "720h"];
 
-const BREAKER: &str = "closed-to-all";
+pub(crate) const BREAKER: &str = "closed-to-all";
 
 /// Makes an attempt, again and again, until the alert fires.
 pub(crate) async fn fires_by<T>(prometheus: &Prometheus, alert: &str, mut attempt: impl AsyncFnMut() -> T) {
@@ -38,7 +38,7 @@ async fn touch(client: &Client, namespace: &str) -> bool {
     maps.patch("object", &PatchParams::default(), &touched).await.is_ok()
 }
 
-async fn open_breaker(client: &Client) {
+pub(crate) async fn open_breaker(client: &Client) {
     let requests = json!({"apiGroups": [""], "resources": ["secrets"], "verbs": ["delete"], "namespaces": ["*"]});
     let bucket = json!({"burst": 1, "interval": "1h", "limit": 1});
     let rule =
@@ -54,7 +54,7 @@ async fn open_breaker(client: &Client) {
     breakers.create(&PostParams::default(), &serde_json::from_value(breaker).unwrap()).await.unwrap();
 }
 
-async fn close_breaker(client: &Client) {
+pub(crate) async fn close_breaker(client: &Client) {
     let breakers: Api<CircuitBreaker> = Api::namespaced(client.clone(), OPERATOR);
     breakers.delete(BREAKER, &DeleteParams::default()).await.unwrap();
 }

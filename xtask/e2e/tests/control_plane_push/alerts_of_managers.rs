@@ -1,6 +1,6 @@
 //! Alerts of what a manager cannot do, and of versions that it tries, fire in a real Prometheus until that is over.
 
-use ctrlmesh_common::api::{RolloutStatus, TrialPhase};
+use ctrlmesh_common::api::TrialPhase;
 use ctrlmesh_common::names::{CA_SECRET, resource_list};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -15,7 +15,7 @@ use crate::full::{ROOT, SYSTEM, divide_with, world};
 use crate::observability::{job, until_fires, with_short_windows};
 use crate::process::Replica;
 use crate::prometheus::Prometheus;
-use crate::rollout_commands::{NEW, begin_trial, until};
+use crate::rollout_commands::{NEW, begin_trial, is_in, until};
 use crate::unwritten::{let_again, refuse, restricted, until_refused};
 
 /// A list of kinds that has a typing error.
@@ -71,10 +71,6 @@ async fn version_that_fails(prometheus: &Prometheus, client: &Client, cluster: &
         until_fires(prometheus, alert, false).await;
     }
     until(client, "the version to be tried again", |status| is_in(status, TrialPhase::Analysing)).await;
-}
-
-fn is_in(status: &RolloutStatus, phase: TrialPhase) -> bool {
-    status.trial.as_ref().is_some_and(|trial| trial.revision == NEW && trial.phase == phase)
 }
 
 #[tokio::test]

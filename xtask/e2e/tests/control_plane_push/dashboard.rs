@@ -22,6 +22,8 @@ use crate::commands::{printed, printed_in};
 use crate::full::{OPERATOR, ROOT, TEAMS, parted, proxies};
 use crate::owned::{Bed, bed, watch};
 
+mod parts;
+
 /// Roots on one page.
 const MANY: usize = 50;
 

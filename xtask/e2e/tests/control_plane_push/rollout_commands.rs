@@ -37,10 +37,15 @@ pub(crate) async fn begin_trial(client: &Client) {
         pod(client, name, OLD).await;
     }
     until(client, "the first revision", |status| status.promoted == OLD).await;
+    replace_second(client, NEW).await;
+    until(client, "a trial", |status| is_in(status, TrialPhase::Analysing)).await;
+}
+
+/// The second pod comes back in this revision.
+pub(crate) async fn replace_second(client: &Client, revision: &str) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), OPERATOR);
     pods.delete("op-1", &DeleteParams::default().grace_period(0)).await.unwrap();
-    pod(client, "op-1", NEW).await;
-    until(client, "a trial", |status| is_in(status, TrialPhase::Analysing)).await;
+    pod(client, "op-1", revision).await;
 }
 
 /// The status of the rollout, as soon as it is as `is` says.
@@ -49,7 +54,8 @@ pub(crate) async fn until(client: &Client, what: &str, is: impl Fn(&RolloutStatu
     eventually(what, async || roots.get(ROOT).await.ok()?.status?.rollout.filter(&is)).await
 }
 
-fn is_in(status: &RolloutStatus, phase: TrialPhase) -> bool {
+/// Whether the next revision is in this phase of its trial.
+pub(crate) fn is_in(status: &RolloutStatus, phase: TrialPhase) -> bool {
     status.trial.as_ref().is_some_and(|trial| trial.revision == NEW && trial.phase == phase)
 }
 

@@ -1,6 +1,6 @@
 // Shows every root on a card: its ring, and what is wrong with it.
 
-import { element, keyed, setAttribute, setText } from "./dom.js";
+import { element, keyed, ranges, setAttribute, setText } from "./dom.js";
 import { owners, ring, updateRing } from "./ring.js";
 
 export function name(root) {
@@ -21,9 +21,10 @@ export function verdict(root) {
   if (root.disabled) return ["switched off", false];
   const problems = [...new Set(root.problems.map(one => `${one.condition}: ${one.reason}`))];
   if (root.openBreakers.length > 0) problems.push(`${root.openBreakers.length} breakers open`);
-  const unowned = root.unownedSlots.length + root.unownedNamespaces.length;
-  if (unowned > 0) problems.push(`${root.unownedSlots.length} slots and ${root.unownedNamespaces.length} namespaces ` +
-    "belong to nobody now");
+  if (root.unownedSlots.length > 0) problems.push(`slots ${ranges(root.unownedSlots)} belong to nobody now`);
+  if (root.unownedNamespaces.length > 0) {
+    problems.push(`namespaces ${root.unownedNamespaces.join(", ")} belong to nobody now`);
+  }
   if (problems.length === 0 && !root.isWell) problems.push("not well: `ctrlmesh status` says more");
   return problems.length > 0 ? [problems.join(", "), true] : ["all is well", false];
 }
