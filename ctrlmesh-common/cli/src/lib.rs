@@ -14,6 +14,7 @@ mod rollout;
 mod status;
 mod owner;
 mod top;
+mod load;
 mod plan;
 mod steer;
 mod version;

@@ -89,19 +89,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, PlanError> {
 
 /// Measures the load of the roots. Returns of which it cannot be said, with the reason.
 async fn measure(client: &Client, time: Duration, changes: &mut [Change]) -> Result<Vec<String>, PlanError> {
-    if time.is_zero() {
-        return Err(PlanError::NoSample);
-    }
     let sample = Sample::within(client, time).await?;
     let unread = sample.not_read.iter().map(|reason| format!("requests: {reason}")).collect::<Vec<_>>();
     if unread.is_empty() {
-        let measured = changes.iter_mut().filter_map(|change| change.measure(&sample, time).err());
+        let measured = changes.iter_mut().filter_map(|change| change.measure(&sample).err());
         return Ok(measured.collect());
     }
     Ok(unread)
 }
 
 async fn make(arguments: &Arguments) -> Result<Plan, PlanError> {
+    if arguments.sample.is_some_and(|time| time.is_zero()) {
+        return Err(PlanError::NoSample);
+    }
     let wanted = manifests(&arguments.filename).map_err(PlanError::Files)?.configs;
     let connection = Connection::of(&arguments.cluster).await?;
     let live = Live::read(&connection.client).await?;

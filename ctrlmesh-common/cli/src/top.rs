@@ -8,7 +8,6 @@ pub(crate) mod counters;
 pub(crate) mod targets;
 pub(crate) mod traffic;
 pub(crate) mod sample;
-pub(crate) mod load;
 mod render;
 
 use std::collections::BTreeMap;

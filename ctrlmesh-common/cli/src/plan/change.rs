@@ -20,9 +20,9 @@ use serde::Serialize;
 use super::census::{Census, Owners};
 use super::objects::Counted;
 use crate::cluster::{NAMESPACES, resource_name};
+use crate::load::Load;
 use crate::status::shards::{PodOverview, owned, pods};
 use crate::text::workload;
-use crate::top::load::Load;
 
 /// How long a move takes as a rule, in seconds. Source: docs/benchmarks.md, where half of them took 0.2 to 0.5 s.
 const USUAL_SECONDS: f64 = 0.5;

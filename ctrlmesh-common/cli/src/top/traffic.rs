@@ -26,8 +26,16 @@ impl PodTraffic {
         Self { key: PodKey { namespace, pod, shard }, counters, within: Duration::from_secs(2) }
     }
 
-    /// Never zero.
-    fn seconds(&self) -> f64 {
+    /// Requests for objects of these namespaces within two seconds.
+    #[cfg(test)]
+    pub(crate) fn of_namespaces(namespace: &str, pod: &str, requests: &[(&str, f64)]) -> Self {
+        let mut traffic = Self::of_requests(namespace, pod, requests.iter().map(|(_, count)| count).sum());
+        traffic.counters.namespaces = requests.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+        traffic
+    }
+
+    /// For how long they were counted. Never zero.
+    pub(crate) fn seconds(&self) -> f64 {
         self.within.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 

@@ -3,21 +3,23 @@
 //! Pure.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use ctrlmesh_common::ownership::Ownership;
 
 use super::{Change, Owned};
+use crate::load::{Load, Share};
 use crate::status::shards::owned;
-use crate::top::load::{Load, Share};
 use crate::top::sample::Sample;
 
 impl Change {
-    /// Takes up the requests of the root's pods, which were counted for this time.
+    /// Takes up the requests of the root's pods.
     ///
     /// # Errors
     /// Why there are none.
-    pub(in crate::plan) fn measure(&mut self, sample: &Sample, time: Duration) -> Result<(), String> {
+    pub(in crate::plan) fn measure(&mut self, sample: &Sample) -> Result<(), String> {
+        if self.live.is_none() {
+            return Err(format!("requests: root {}/{} is new, and nobody works for it yet", self.namespace, self.name));
+        }
         let owners: BTreeSet<&String> = self.before.slots.values().chain(self.before.namespaces.values()).collect();
         let share = |owner: &String| {
             let (slots, namespaces) = owned(owner, &self.before);
@@ -26,7 +28,7 @@ impl Change {
             Share { pods, slots, namespaces }
         };
         let shares: Vec<Share> = owners.into_iter().map(share).collect();
-        let load = Load::of(sample, &shares, self.hash, &self.namespace).per_second(time);
+        let load = Load::of(sample, &shares, self.hash, &self.namespace);
         if load.total() <= 0.0 {
             return Err(format!("requests: no pod of root {}/{} has asked for anything", self.namespace, self.name));
         }

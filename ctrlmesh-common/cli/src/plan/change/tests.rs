@@ -1,5 +1,4 @@
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::selector::Labels;
@@ -149,12 +148,11 @@ fn what_waits_for_a_pod_already_is_no_move() {
 fn requests_go_with_what_they_are_for() {
     let live = applied(2);
     let mut change = Change::of(&root(1, json!({})), &live, &BTreeSet::new(), &Labelling::default()).unwrap();
-    let time = Duration::from_secs(2);
     let requests = |pod: &str, count| PodTraffic::of_requests("ops", pod, count);
     let sample = |pods| Sample { pods, not_read: Vec::new() };
     // Each shard has 16 of 32 slots, and the second one all the load.
     let stranger = PodTraffic::of_requests("else", "web-0", 9.0);
-    change.measure(&sample(vec![requests("web-1", 8.0), requests("nobody", 9.0), stranger]), time).unwrap();
+    change.measure(&sample(vec![requests("web-1", 8.0), requests("nobody", 9.0), stranger])).unwrap();
     let plan = change.plan();
     let of = |owned: &Owned| owned.requests_per_second.unwrap();
     let before: Vec<f64> = plan.shards.iter().map(|shard| of(&shard.before)).collect();
@@ -162,6 +160,9 @@ fn requests_go_with_what_they_are_for() {
     assert_eq!((before, after), (vec![0.0, 4.0], vec![4.0, 0.0]));
     assert_eq!((plan.load_imbalance_before, plan.load_imbalance_after), (Some(2.0), Some(1.0)));
 
-    let idle = change.measure(&sample(vec![requests("web-1", 0.0)]), time).unwrap_err();
+    let idle = change.measure(&sample(vec![requests("web-1", 0.0)])).unwrap_err();
     assert_eq!(idle, "requests: no pod of root ops/web has asked for anything");
+    let mut new = Change::of(&root(1, json!({})), &[], &BTreeSet::new(), &Labelling::default()).unwrap();
+    let why = new.measure(&sample(vec![requests("web-1", 8.0)])).unwrap_err();
+    assert_eq!(why, "requests: root ops/web is new, and nobody works for it yet");
 }

@@ -3,11 +3,10 @@
 //! Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use ctrlmesh_common::slots::{NamespaceHash, Slot};
 
-use super::sample::Sample;
+use crate::top::sample::Sample;
 
 /// How proxies count the requests for namespaces that are not busy.
 const OTHER: &str = "_other";
@@ -22,7 +21,7 @@ pub(crate) struct Share {
     pub(crate) namespaces: BTreeSet<String>,
 }
 
-/// Counts of requests.
+/// Requests in a second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Load {
     /// For busy namespaces that their pod's shard owns.
@@ -39,8 +38,9 @@ impl Load {
         let mut load = Self::default();
         for pod in sample.pods.iter().filter(|pod| pod.key.namespace == namespace) {
             let Some(share) = shares.iter().find(|share| share.pods.contains(&pod.key.pod)) else { continue };
-            let mut rest = pod.requests();
-            for (name, count) in pod.by_namespace().filter(|(name, _)| *name != OTHER) {
+            let mut rest = pod.requests() / pod.seconds();
+            let busy = pod.by_namespace().filter(|(name, _)| *name != OTHER);
+            for (name, count) in busy.map(|(name, count)| (name, count / pod.seconds())) {
                 if share.namespaces.contains(name) || share.slots.contains(&hash.slot(name)) {
                     *load.namespaces.entry(name.to_owned()).or_default() += count;
                     rest -= count;
@@ -52,14 +52,46 @@ impl Load {
         load
     }
 
-    /// Counts of this time, for a second.
-    pub(crate) fn per_second(mut self, time: Duration) -> Self {
-        let counts = self.namespaces.values_mut().chain(self.slots.values_mut());
-        counts.for_each(|count| *count /= time.as_secs_f64());
-        self
-    }
-
     pub(crate) fn total(&self) -> f64 {
         self.namespaces.values().chain(self.slots.values()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::traffic::PodTraffic;
+
+    const HASH: NamespaceHash = NamespaceHash::Fnv1a;
+
+    /// Of a shard that owns the slot of this namespace, and another one.
+    fn share(pod: &str, namespace: &str, other: i64) -> Share {
+        let slots = [HASH.slot(namespace), Slot::try_from(other).unwrap()].into();
+        Share { pods: [pod.to_owned()].into(), slots, ..Share::default() }
+    }
+
+    fn of(pods: Vec<PodTraffic>, shares: &[Share]) -> Load {
+        Load::of(&Sample { pods, not_read: Vec::new() }, shares, HASH, "ops")
+    }
+
+    #[test]
+    fn what_is_for_no_busy_namespace_of_the_shard_is_spread_over_its_slots() {
+        // Slot 9.
+        let shares = [share("web-0", "shop", 30)];
+        let pod = PodTraffic::of_namespaces("ops", "web-0", &[("shop", 8.0), ("foreign", 2.0), (OTHER, 2.0)]);
+        let load = of(vec![pod], &shares);
+        assert_eq!(load.namespaces, [("shop".to_owned(), 4.0)].into(), "in a second: of two");
+        let slots: Vec<f64> = load.slots.values().copied().collect();
+        assert_eq!((slots, load.total()), (vec![1.0, 1.0], 6.0));
+    }
+
+    #[test]
+    fn a_pinned_namespace_counts_whatever_its_slot() {
+        let pinned = Share { namespaces: ["shop".to_owned()].into(), ..share("web-0", "default", 31) };
+        let pod = PodTraffic::of_namespaces("ops", "web-0", &[("shop", 8.0)]);
+        assert_eq!(of(vec![pod.clone()], &[pinned]).namespaces.len(), 1);
+        let without_slots = Share { pods: ["web-0".to_owned()].into(), ..Share::default() };
+        assert_eq!(of(vec![pod.clone()], &[without_slots]), Load::default());
+        assert_eq!(of(vec![pod], &[share("web-1", "shop", 30)]), Load::default(), "nobody knows the pod");
     }
 }
