@@ -19,7 +19,7 @@ use crate::text::{cut, line};
 /// The metric of kubelets since Kubernetes 1.31: 1 or 2.
 const METRIC: &str = "kubelet_cgroup_version ";
 
-const CHECK: &str = "cgroups";
+pub(super) const CHECK: &str = "cgroups";
 
 /// Kinds of nodes that are asked at most. A kubelet's metrics have some 100 KiB.
 const MOST_KINDS: usize = 8;

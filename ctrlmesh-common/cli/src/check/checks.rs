@@ -27,7 +27,7 @@ pub(super) use webhooks::asks_about;
 pub(super) fn before(snapshot: &Snapshot, cgroups: &Cgroups) -> Vec<Finding> {
     let mut findings = api_server::check(snapshot);
     findings.extend(Group::Nodes.of("nodes", &snapshot.nodes, |nodes| nodes::check(nodes, &BTreeSet::new())));
-    findings.push(cgroups::check(cgroups));
+    findings.extend(Group::Nodes.of(cgroups::CHECK, &snapshot.nodes, |_nodes| vec![cgroups::check(cgroups)]));
     findings.extend(rights::check(snapshot));
     findings.extend(clocks::check(snapshot));
     findings

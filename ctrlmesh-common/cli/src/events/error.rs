@@ -2,6 +2,7 @@
 
 use std::io;
 
+use http::StatusCode;
 use kube::runtime::watcher;
 
 use crate::cluster::ClusterError;
@@ -28,4 +29,11 @@ pub(crate) enum EventsError {
     Document(#[from] DocumentError),
     #[error("print")]
     Print(#[from] io::Error),
+}
+
+impl EventsError {
+    /// Whether the user has no right to it.
+    pub(super) fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Read { source: kube::Error::Api(status), .. } if status.code == StatusCode::FORBIDDEN)
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::io::{Write as _, stderr};
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use http::StatusCode;
@@ -26,6 +26,9 @@ const WATCH_SECONDS: u32 = 25;
 /// Before ShardingConfigs, or all events, are asked for again.
 const PERIOD: Duration = Duration::from_secs(2);
 
+/// After which the same is said again: on a quiet cluster nothing else tells one outage from the next.
+const SAID_AGAIN: Duration = Duration::from_mins(1);
+
 /// A watch, and what was made of it so far.
 struct Follower<'a> {
     scope: &'a Scope,
@@ -35,7 +38,7 @@ struct Follower<'a> {
     /// Whether all events were listed once.
     is_listed: bool,
     /// What was last said on standard error, while nothing else has come.
-    complaint: Option<String>,
+    complaint: Option<(String, Instant)>,
 }
 
 /// Prints all events, and then those that come, for ever.
@@ -99,7 +102,7 @@ impl Follower<'_> {
                     self.family = family;
                     return Ok(());
                 }
-                Err(error) if !self.is_listed => return Err(error),
+                Err(error) if !self.is_listed || error.is_forbidden() => return Err(error),
                 Err(error) => self.complain(causes(&error))?,
             }
             time::sleep(PERIOD).await;
@@ -125,9 +128,10 @@ impl Follower<'_> {
     }
 
     fn complain(&mut self, text: String) -> Result<(), EventsError> {
-        if self.complaint.as_ref() != Some(&text) {
+        let is_said = |(said, at): &(String, Instant)| *said == text && at.elapsed() < SAID_AGAIN;
+        if !self.complaint.as_ref().is_some_and(is_said) {
             writeln!(stderr(), "Warning: {text}; trying again")?;
-            self.complaint = Some(text);
+            self.complaint = Some((text, Instant::now()));
         }
         Ok(())
     }

@@ -172,7 +172,7 @@ async fn events_of_a_shard_that_is_new_are_shown() {
     let script = Script {
         lists: vec![list("EventList", 10, &[event("a", "web", 1, 9)])],
         watches: vec![Ok(Watch {
-            changes: vec![foreign(), added(event("b", "web-1", 1, 12)), foreign()],
+            changes: vec![foreign(), added(event("b", "web-1", 1, 12)), foreign(), added(event("c", "web", 1, 13))],
             stays: true,
         })],
         configs: vec![
@@ -181,9 +181,10 @@ async fn events_of_a_shard_that_is_new_are_shown() {
         ],
     };
     let (bed, progress) = bed(script).await;
-    let (running, shown) = lines(start(&bed, &["web"]), 3).await;
+    let (running, shown) = lines(start(&bed, &["web"]), 4).await;
     running.kill();
-    assert!(shown[1].ends_with("note of a") && shown[2].ends_with("note of b"), "{shown:?}");
+    let notes = ["a", "b", "c"].map(|name| format!("note of {name}"));
+    assert!(shown[1..].iter().zip(&notes).all(|(line, note)| line.ends_with(note)), "{shown:?}");
     assert_eq!(progress.configs.load(Ordering::SeqCst), 2);
     drop(running.ended().await);
 }

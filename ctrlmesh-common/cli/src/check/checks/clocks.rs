@@ -9,7 +9,7 @@ use super::super::finding::{Finding, Group, listed};
 use super::super::node::is_ready;
 use super::super::pages;
 use super::super::snapshot::{Server, Snapshot};
-use crate::text::{counted, duration};
+use crate::text::duration;
 
 /// Differences up to this are of no account, in seconds.
 const ALLOWED: i64 = 5;
@@ -56,7 +56,8 @@ fn of_nodes(leases: &[Lease], nodes: &[Node], date: Timestamp) -> Finding {
     if off.is_empty() {
         let found = match leases.len() {
             0 => "no node has a Lease to compare".to_owned(),
-            nodes => format!("{} as the API server, as far as Leases say", counted(nodes, "node")),
+            1 => "the clock of 1 node is as the API server's, as far as its Lease says".to_owned(),
+            nodes => format!("the clocks of {nodes} nodes are as the API server's, as far as their Leases say"),
         };
         return Group::Clocks.ok("nodes", found);
     }
