@@ -1,8 +1,8 @@
 //! Shows the requests of a pod as they come, to whoever may run a program in the proxy's container.
 //!
 //! The proxy listens at a Unix socket. `ctrlmesh-proxy trace` connects to it from inside the same container, which is
-//! how `ctrlmesh trace` asks: the API server lets only those in who may `create` `pods/exec`. While nobody asks, each
-//! request pays for one comparison.
+//! how `ctrlmesh trace` asks: the API server lets only those in who have the right to `pods/exec`. While nobody asks,
+//! each request pays for one comparison.
 
 mod shown_target;
 mod line;

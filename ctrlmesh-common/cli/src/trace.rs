@@ -1,6 +1,6 @@
 //! `ctrlmesh trace`: shows the requests of a pod as they come, as its proxy sees them.
 //!
-//! It runs `ctrlmesh-proxy trace` in the proxy's container. So whoever calls it needs the right to `create`
+//! It runs `ctrlmesh-proxy trace` in the proxy's container. So whoever calls it needs the rights to `get` and `create`
 //! `pods/exec` there, and nothing new listens on the network.
 
 mod args;
@@ -10,6 +10,7 @@ mod program;
 mod render;
 
 use std::io::{Write as _, stderr, stdout};
+use std::mem;
 use std::time::Duration;
 
 use ctrlmesh_manager::install::rbac;
@@ -17,8 +18,10 @@ use ctrlmesh_proxy::trace::TraceLine;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use tokio::time;
+use tokio::time::Instant;
 
 pub(crate) use self::args::Arguments;
+use self::args::Lines;
 use self::error::TraceError;
 use self::program::Program;
 use self::proxy_of_pod::ProxyContainer;
@@ -30,73 +33,106 @@ use crate::version::part::{NODE_PROXIES, has_ended};
 /// Between attempts to reach a proxy that has ended or was replaced.
 const AGAIN: Duration = Duration::from_secs(2);
 
+/// How a proxy was followed.
+enum Followed {
+    /// Until there were enough requests, or no time was left.
+    Enough,
+    /// Until it ended, or the connection to it.
+    Ended,
+}
+
+/// What was shown so far.
+#[derive(Default)]
+struct Shown {
+    requests: u64,
+    /// Whether a proxy has answered. Until then, each error ends the command.
+    has_begun: bool,
+    /// Set once the first proxy is reached. `None` also where time has no limit.
+    until: Option<Instant>,
+}
+
 /// Carries out the command.
 ///
 /// # Errors
 /// Why not, and what to do about it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), TraceError> {
-    cluster::block_on(async {
-        let mut count = 0;
-        let shown = Box::pin(show(arguments, &mut count));
-        match arguments.duration {
-            None => return shown.await,
-            Some(duration) => time::timeout(duration, shown).await.unwrap_or(Ok(()))?,
-        }
-        let too_few = arguments.count.filter(|wanted| count < *wanted);
-        too_few.map_or(Ok(()), |wanted| Err(TraceError::TooFew { shown: count, wanted }))
-    })
+    cluster::block_on(show(arguments))
 }
 
-/// Shows requests until there were enough, or the pod is gone. Counts them.
-async fn show(arguments: &Arguments, count: &mut u64) -> Result<(), TraceError> {
+/// Shows requests until there were enough, or no time is left, or the pod is gone.
+async fn show(arguments: &Arguments) -> Result<(), TraceError> {
     let Connection { client, namespace, .. } = Connection::of(&arguments.cluster).await?;
-    let mut is_first = true;
+    let mut shown = Shown::default();
     loop {
-        match Box::pin(follow(&client, &namespace, arguments, is_first, count)).await {
-            Ok(()) if arguments.count.is_some_and(|wanted| *count >= wanted) => return Ok(()),
-            Err(TraceError::NoPod { .. } | TraceError::Ended { .. }) if !is_first => {
-                writeln!(stderr(), "the pod has ended")?;
-                return Ok(());
+        match Box::pin(follow(&client, &namespace, arguments, &mut shown)).await {
+            Ok(Followed::Enough) => break,
+            Ok(Followed::Ended) => {
+                writeln!(stderr(), "the proxy has ended, or the connection to it; it is asked again")?;
             }
-            Err(error) if is_first || error.is_final() => return Err(error),
+            Err(TraceError::NoPod { .. } | TraceError::Ended { .. }) if shown.has_begun => {
+                writeln!(stderr(), "the pod has ended")?;
+                break;
+            }
+            Err(error) if !shown.has_begun || error.is_final() => return Err(error),
             Err(error) => writeln!(stderr(), "{}", failure::causes(&error))?,
-            Ok(()) => writeln!(stderr(), "the proxy has ended; the next one is asked")?,
         }
-        is_first = false;
+        if shown.until.is_some_and(|until| Instant::now() + AGAIN > until) {
+            break;
+        }
         time::sleep(AGAIN).await;
     }
+    let too_few = arguments.count.filter(|wanted| shown.requests < *wanted);
+    too_few.map_or(Ok(()), |wanted| Err(TraceError::TooFew { shown: shown.requests, wanted }))
 }
 
-/// Shows requests until there were enough, or the proxy ends. Counts them.
 async fn follow(
     client: &Client,
     namespace: &str,
     arguments: &Arguments,
-    with_head: bool,
-    count: &mut u64,
-) -> Result<(), TraceError> {
+    shown: &mut Shown,
+) -> Result<Followed, TraceError> {
     let proxy = Box::pin(proxy_of(client, namespace, &arguments.pod)).await?;
     let pod = (!proxy.is_sidecar).then(|| format!("{namespace}/{}", arguments.pod));
     let mut program = Program::start(client, &proxy, pod.as_deref(), &arguments.filter).await?;
-    if with_head && arguments.output.is_none() {
-        write!(stdout().lock(), "{}", render::head())?;
+    if shown.until.is_none() {
+        shown.until = arguments.duration.map(|duration| Instant::now() + duration);
     }
-    while let Some(line) = program.next().await? {
-        let text = match (&line, arguments.output) {
-            (TraceLine::Error(error), _) => return Err(TraceError::Refused { reason: error.clone() }),
-            (line, Some(_)) => serde_json::to_string(line)? + "\n",
-            (line, None) => render::line(line),
+    let followed = lines(&mut program, arguments, shown).await;
+    shown.has_begun |= program.has_answered();
+    followed
+}
+
+async fn lines(program: &mut Program, arguments: &Arguments, shown: &mut Shown) -> Result<Followed, TraceError> {
+    let mut is_head_due = !shown.has_begun && arguments.output.is_none();
+    loop {
+        let line = match shown.until {
+            None => program.next().await?,
+            Some(until) => match time::timeout_at(until, program.next()).await {
+                Ok(line) => line?,
+                Err(_elapsed) => return Ok(Followed::Enough),
+            },
         };
-        let mut out = stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()?;
-        if matches!(line, TraceLine::Request(_)) {
-            *count += 1;
-            if arguments.count.is_some_and(|wanted| *count >= wanted) {
-                return Ok(());
-            }
+        if mem::take(&mut is_head_due) && program.has_answered() {
+            write!(stdout().lock(), "{}", render::head())?;
+        }
+        let Some(line) = line else { return Ok(Followed::Ended) };
+        print(&line, arguments.output, &mut shown.requests)?;
+        if arguments.count.is_some_and(|wanted| shown.requests >= wanted) {
+            return Ok(Followed::Enough);
         }
     }
+}
+
+fn print(line: &TraceLine, format: Option<Lines>, requests: &mut u64) -> Result<(), TraceError> {
+    let text = match (line, format) {
+        (TraceLine::Error(reason), _) => return Err(TraceError::Refused { reason: reason.clone() }),
+        (line, Some(Lines::Json)) => serde_json::to_string(line)? + "\n",
+        (line, None) => render::line(line),
+    };
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    *requests += u64::from(matches!(line, TraceLine::Request(_)));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! `ctrlmesh-proxy trace`: prints what the proxy in the same container says of its requests.
 
-use std::io::{self, Write as _, copy, sink, stdin, stdout};
+use std::io::{self, Read as _, Write as _, copy, sink, stdin, stdout};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -52,10 +52,19 @@ pub fn run(args: TraceArgs) -> Result<(), TraceError> {
     let ours = stream.try_clone().map_err(TraceError::Ask)?;
     thread::spawn(move || {
         let _ended = copy(&mut stdin().lock(), &mut sink());
-        // Ends the copy below.
+        // Ends what is printed below.
         let _closed = ours.shutdown(Shutdown::Both);
     });
-    // Standard output is written line by line.
-    copy(&mut stream, &mut stdout().lock()).map_err(TraceError::Print)?;
-    Ok(())
+    print(&mut stream)
+}
+
+/// Not by `io::copy`: that splices, and a splice does not notice that the socket is shut down.
+fn print(stream: &mut UnixStream) -> Result<(), TraceError> {
+    let (mut bytes, mut out) = ([0; 8192], stdout().lock());
+    loop {
+        match stream.read(&mut bytes).map_err(TraceError::Ask)? {
+            0 => return Ok(()),
+            read => out.write_all(&bytes[..read]).and_then(|()| out.flush()).map_err(TraceError::Print)?,
+        }
+    }
 }

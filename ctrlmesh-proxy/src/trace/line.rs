@@ -42,7 +42,7 @@ pub struct TracedRequest {
     /// Of the answer that the operator got. `None`: it got none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Why the proxy did not let the request pass, or could not answer it.
+    /// Why the proxy did not let the request pass, or why there is no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// From the request's head to that of its answer.

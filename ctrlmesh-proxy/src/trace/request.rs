@@ -59,6 +59,9 @@ impl Drop for LiveRequest {
     /// Without an answer, the client has gone or its stream was reset.
     fn drop(&mut self) {
         self.request.milliseconds = self.begun.elapsed().as_secs_f64() * 1e3;
+        if self.request.status.is_none() && self.request.reason.is_none() {
+            self.request.reason = Some("the client has gone".to_owned());
+        }
         self.decision.name().clone_into(&mut self.request.decision);
         for listener in &self.listeners {
             listener.show(&self.request, self.decision);

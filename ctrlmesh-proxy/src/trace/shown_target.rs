@@ -34,6 +34,7 @@ pub(super) fn shown(target: &str) -> String {
         text.push(if number == 0 { '?' } else { '&' });
         match pair.split_once('=') {
             Some((name, _)) if !SHOWN.contains(&name) => text.extend([name, "=", HIDDEN]),
+            None if !SHOWN.contains(&pair) => text.push_str(HIDDEN),
             _ => text.push_str(pair),
         }
     }
@@ -75,6 +76,7 @@ mod tests {
         assert_eq!(shown(target), "/api/v1/pods?labelSelector=a in (b)&limit=500&continue=…&token=…&watch");
         assert_eq!(shown("/api/v1/pods/p/exec?command=cat&command=/key"), "/api/v1/pods/p/exec?command=…&command=…");
         assert_eq!(shown("/healthz"), "/healthz");
+        assert_eq!(shown("/api/v1/services/s/proxy/x?SECRET&watch"), "/api/v1/services/s/proxy/x?…&watch");
         // The name of a parameter may be escaped, too.
         assert_eq!(shown("/x?labelSelecto%72=a"), "/x?labelSelector=…");
     }

@@ -78,6 +78,8 @@ async fn show(stream: UnixStream, listeners: &Listeners) -> io::Result<()> {
     };
     info!("requests are followed by somebody");
     let shown = async {
+        // Says that it has begun.
+        write.write_all(b"\n").await?;
         loop {
             let line = time::timeout(ALIVE, lines.recv()).await;
             let line = line.ok().flatten().unwrap_or_else(|| "\n".to_owned());

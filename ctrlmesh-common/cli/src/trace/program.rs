@@ -9,6 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader, L
 
 use super::error::TraceError;
 use super::proxy_of_pod::ProxyContainer;
+use crate::text;
 
 /// The program in the proxy's image.
 const PATH: &str = "/ctrlmesh-proxy";
@@ -16,8 +17,8 @@ const PATH: &str = "/ctrlmesh-proxy";
 /// HTTP status of a request that the user has no right to.
 const FORBIDDEN: u16 = 403;
 
-/// Of what the program says when it fails, the beginning is shown.
-const MAX_ERROR_BYTES: u64 = 4096;
+/// Of what the program says when it fails, the beginning is shown. It is held until the program has ended.
+const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// The program as it runs. It ends with its input, which ends when this is dropped.
 pub(super) struct Program {
@@ -25,6 +26,7 @@ pub(super) struct Program {
     process: AttachedProcess,
     lines: Lines<BufReader<Box<dyn AsyncRead + Unpin>>>,
     errors: Box<dyn AsyncRead + Unpin>,
+    has_answered: bool,
     _input: Box<dyn Send>,
 }
 
@@ -38,7 +40,8 @@ impl Program {
         filter: &TraceFilter,
     ) -> Result<Self, TraceError> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &proxy.namespace);
-        let attach = AttachParams::default().container(proxy.container).stdin(true);
+        let attach =
+            AttachParams::default().container(proxy.container).stdin(true).max_stderr_buf_size(MAX_ERROR_BYTES);
         let command = command(pod, filter);
         let mut process = pods.exec(&proxy.pod, command, &attach).await.map_err(|error| failed(proxy, error))?;
         let (output, errors, input) = (process.stdout(), process.stderr(), process.stdin());
@@ -49,7 +52,12 @@ impl Program {
             }
         };
         let lines = BufReader::new(reader(output)).lines();
-        Ok(Self { process, lines, errors: reader(errors), _input: Box::new(input) })
+        Ok(Self { process, lines, errors: reader(errors), has_answered: false, _input: Box::new(input) })
+    }
+
+    /// Whether the proxy has said anything, if only that it is there.
+    pub(super) fn has_answered(&self) -> bool {
+        self.has_answered
     }
 
     /// The next line that says something. `None`: the proxy has ended.
@@ -57,19 +65,21 @@ impl Program {
     /// # Errors
     /// If the program failed, or says what is no such line.
     pub(super) async fn next(&mut self) -> Result<Option<TraceLine>, TraceError> {
-        while let Some(line) = self.lines.next_line().await? {
+        while let Some(line) = self.lines.next_line().await.map_err(TraceError::Read)? {
+            self.has_answered = true;
             if !line.is_empty() {
                 return Ok(Some(serde_json::from_str(&line)?));
             }
         }
         let mut errors = String::new();
-        (&mut self.errors).take(MAX_ERROR_BYTES).read_to_string(&mut errors).await?;
+        self.errors.read_to_string(&mut errors).await.map_err(TraceError::Read)?;
         let status = match self.process.take_status() {
             Some(status) => status.await,
             None => None,
         };
-        let has_failed = status.is_some_and(|status| status.status.as_deref() == Some("Failure"));
-        if has_failed { Err(TraceError::Refused { reason: errors.trim().to_owned() }) } else { Ok(None) }
+        let Some(status) = status.filter(|status| status.status.as_deref() == Some("Failure")) else { return Ok(None) };
+        let reason = if errors.trim().is_empty() { status.message.unwrap_or_default() } else { errors };
+        Err(TraceError::Failed { reason: text::line(&reason) })
     }
 }
 

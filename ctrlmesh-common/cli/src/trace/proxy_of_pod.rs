@@ -28,10 +28,17 @@ pub(super) fn is_enrolled(pod: &Pod) -> bool {
     pod.labels().get(label::ENABLE_PROXY).is_some_and(|value| value == "true")
 }
 
-/// The node proxy on the pod's node. While one follows another, the newer one has the pod.
+/// The node proxy on the pod's node. While one follows another, the newer one has the pod once it is ready.
 pub(super) fn on_node(pod: &Pod, proxies: &[Pod]) -> Option<ProxyContainer> {
     let node = pod.spec.as_ref()?.node_name.as_deref()?;
-    newest_by_node(proxies).get(&Some(node)).map(|proxy| container(proxy, NODE_PROXY, false))
+    let ready: Vec<Pod> = proxies.iter().filter(|proxy| is_ready(proxy)).cloned().collect();
+    let newest = |of: &[Pod]| newest_by_node(of).get(&Some(node)).map(|proxy| container(proxy, NODE_PROXY, false));
+    newest(&ready).or_else(|| newest(proxies))
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
 fn container(pod: &Pod, container: &'static str, is_sidecar: bool) -> ProxyContainer {
@@ -63,6 +70,14 @@ mod tests {
         let proxies = [pod("node-a", NODE_PROXY, Some("n0")), pod("node-b", NODE_PROXY, Some("n1"))];
         let found = on_node(&without, &proxies).unwrap();
         assert_eq!((found.pod.as_str(), found.container, found.is_sidecar), ("node-b", NODE_PROXY, false));
+        let mut newer = pod("node-c", NODE_PROXY, Some("n1"));
+        newer.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-02T00:00:00Z")).unwrap();
+        let starting = [proxies[1].clone(), newer.clone()];
+        assert_eq!(on_node(&without, &starting).unwrap().pod, "node-c", "none is ready");
+        let mut serving = proxies[1].clone();
+        let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+        serving.status = serde_json::from_value(ready).unwrap();
+        assert_eq!(on_node(&without, &[serving, newer]).unwrap().pod, "node-b", "the newer one waits");
         assert_eq!(on_node(&pod("op-0", "manager", Some("n2")), &proxies), None);
         assert_eq!(on_node(&pod("op-0", "manager", None), &proxies), None);
     }

@@ -47,8 +47,8 @@ async fn each_error_says_what_to_do() {
         (&node, "stranger", "is not enrolled, so no proxy sees its requests: label its pods"),
         (&json!([]), "web-0", "no proxy runs on the pod's node (n1): `ctrlmesh check` says why"),
         (&node, "elsewhere", "you may not get pods elsewhere in namespace ops"),
-        (&node, "web-0", "takes the right to create pods/exec in namespace ops"),
-        (&node, "web-1", "takes the right to create pods/exec in namespace ops"),
+        (&node, "web-0", "takes the rights to get and create pods/exec in namespace ops"),
+        (&node, "web-1", "takes the rights to get and create pods/exec in namespace ops"),
     ] {
         let output = trace(proxies.clone(), name).await;
         let error = stderr(&output);

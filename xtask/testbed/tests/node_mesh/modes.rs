@@ -293,7 +293,11 @@ fn the_sidecar_shows_its_requests(space: Space<'_>, pod: &Value) -> Result<()> {
     });
     // The program in the container ends with its input.
     drop(trace.stdin.take());
-    let ended = trace.wait()?;
+    let ended = until("the program to end", || Ok(trace.try_wait()?));
+    if ended.is_err() {
+        trace.kill()?;
+    }
+    let ended = ended?;
     asked?;
     ensure!(ended.success(), "{ended}");
     Ok(())
