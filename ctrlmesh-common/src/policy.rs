@@ -77,6 +77,10 @@ pub struct Policy {
     /// proxy can do that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restart_on_loss: bool,
+    /// Whether the pod may ask the API server to proxy requests to pods, services and nodes. Without limits and fence
+    /// it may in any case.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_proxy: bool,
     /// Whether the pod's proxy reports what the pod's requests to the API server come to.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report_traffic: bool,
@@ -200,6 +204,12 @@ impl Policy {
     /// Whether the pod's writes are dry runs.
     pub fn is_shadow(&self) -> bool {
         self.mode == Mode::Enforce && self.shadow
+    }
+
+    /// Whether requests that the API server proxies elsewhere are refused: nobody applies the policy there.
+    pub fn forbids_proxy(&self) -> bool {
+        let is_restricted = !self.limits.is_empty() || self.fence.is_some();
+        self.mode == Mode::Enforce && is_restricted && !self.allow_proxy
     }
 
     /// The guards, where they hold.

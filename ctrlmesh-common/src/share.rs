@@ -55,7 +55,8 @@ pub fn policy(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShareE
         shard: config.metadata.name.clone().unwrap_or_default(),
     });
     let limits = config.spec.limits.iter().enumerate().map(|(at, limit)| compiled(at, limit));
-    Ok(Policy { limits: limits.collect::<Result<_, _>>()?, lock, ..Policy::default() })
+    let allow_proxy = config.spec.allow_proxy == Some(true);
+    Ok(Policy { limits: limits.collect::<Result<_, _>>()?, lock, allow_proxy, ..Policy::default() })
 }
 
 /// Which objects of a resource a root divides: those that all its selectors for the resource match. `None`: none of

@@ -64,6 +64,10 @@ pub struct ShardingConfigSpec {
     /// The operator's admission webhook. Absent: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<Webhook>,
+    /// Whether the operator may ask the API server to proxy requests to pods, services and nodes. What answers there
+    /// may be another API server, or a kubelet: they know nothing of shards. Absent: it may not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_proxy: Option<bool>,
     /// The share of objects: each limit restricts some resources to the objects that its selector matches. A resource
     /// may be covered by one limit only. Required unless `root` is set; absent or empty there, and not used. At most
     /// 64.

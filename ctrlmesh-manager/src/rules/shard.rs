@@ -266,6 +266,7 @@ fn config(root: &ShardingConfig, share: &Share, limits: Vec<Limit>) -> ShardingC
         selector: Some(LabelSelector { match_labels: [injected].into(), match_expressions: Vec::new() }),
         controller: root.spec.controller.clone(),
         webhook: root.spec.webhook.clone(),
+        allow_proxy: root.spec.allow_proxy,
         limits,
         root: None,
     };

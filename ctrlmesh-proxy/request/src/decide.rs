@@ -57,6 +57,11 @@ pub enum Refusal {
     LockAcrossNamespaces,
     #[error("deleting this collection would delete the leader-election locks of other shards: name the object")]
     LockCollection,
+    /// The API server would proxy the request to where nobody applies the policy.
+    #[error(
+        "the API server would proxy this to a {to}, where nothing keeps the pod to its share of the objects: `spec.allowProxy: true` of its ShardingConfig lets it pass"
+    )]
+    Proxied { to: &'static str },
     /// The pod may not write the object.
     #[error("{0}")]
     Fenced(Box<FencedWrite>),
@@ -95,6 +100,9 @@ pub fn decide_undated(policy: &Policy, request: &RequestInfo<'_>) -> Decision {
     decided(policy, request, |_, _, _| None)
 }
 
+/// A subresource, and a verb in the path of old clients.
+const PROXY: &str = "proxy";
+
 /// Gives the version at which the limits on a resource changed.
 type ChangedAt = fn(&Policy, &str, &str) -> Option<u64>;
 
@@ -117,6 +125,9 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Re
     if !request.is_resource_request() {
         return Ok(Plan::default());
     }
+    if let Some(to) = proxied_to(request).filter(|_| policy.forbids_proxy()) {
+        return Err(Refusal::Proxied { to });
+    }
     let unless_lock = fence::check(policy, request)?;
     let mut plan = narrowed(policy, request, changed_at)?;
     plan.lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
@@ -126,6 +137,20 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Re
         (None, None) => {}
     }
     Ok(plan)
+}
+
+/// What the API server proxies a request to (`pkg/registry/core`, the connecters of subresource `proxy`). `None`: it
+/// answers by itself. Exec, attach and port-forward are no such requests: what they reach is in a container.
+fn proxied_to(request: &RequestInfo<'_>) -> Option<&'static str> {
+    if !request.api_group().is_empty() || request.subresource() != PROXY && request.verb() != PROXY {
+        return None;
+    }
+    match request.resource() {
+        "pods" => Some("pod"),
+        "services" => Some("service"),
+        "nodes" => Some("node"),
+        _ => None,
+    }
 }
 
 /// Narrows a request for a collection. The plan has no lock yet.

@@ -311,7 +311,7 @@ async fn what_is_behind_a_proxy_subresource_passes_as_it_is() {
     let upstream =
         Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move { whole(StatusCode::OK, seen.target) }).await;
     let policy = pki.path("policy");
-    std::fs::write(&policy, "limits: [{selector: team=a}]").unwrap();
+    std::fs::write(&policy, "limits: [{selector: team=a}]\nallowProxy: true").unwrap();
     let proxy = Proxy::start(&pki, upstream.address, &["--policy", policy.to_str().unwrap()]);
     for version in BOTH {
         let mut client = Client::connect(&pki, proxy.address, version).await;
@@ -323,4 +323,19 @@ async fn what_is_behind_a_proxy_subresource_passes_as_it_is() {
             assert_eq!(client.get(target).await.body, target, "{version:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn nothing_is_proxied_elsewhere_unless_the_policy_says_so() {
+    let pki = Pki::new();
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |_| async { whole(StatusCode::OK, "") }).await;
+    let policy = pki.path("policy");
+    std::fs::write(&policy, "limits: [{selector: team=a}]").unwrap();
+    let proxy = Proxy::start(&pki, upstream.address, &["--policy", policy.to_str().unwrap()]);
+    for version in BOTH {
+        let answer = Client::connect(&pki, proxy.address, version).await.get("/api/v1/nodes/n/proxy/pods").await;
+        let message = String::from_utf8_lossy(&answer.body).into_owned();
+        assert!(answer.status == StatusCode::FORBIDDEN && message.contains("spec.allowProxy"), "{message}");
+    }
+    assert!(upstream.seen.lock().unwrap().is_empty());
 }

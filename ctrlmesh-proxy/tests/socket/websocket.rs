@@ -144,7 +144,9 @@ async fn an_exec_does_not_end_when_the_policy_changes() {
 
 #[tokio::test]
 async fn a_second_token_does_not_reach_what_the_api_server_proxies_to() {
-    let (bed, asked) = websockets(&pods(1, "team=a")).await;
+    let mut policy = pods(1, "team=a");
+    policy["allowProxy"] = json!(true);
+    let (bed, asked) = websockets(&policy).await;
     let proxied = "/api/v1/namespaces/kube-system/pods/https:node-proxy:6443/proxy/api/v1/pods?watch=1";
     let protocols = "base64url.bearer.authorization.k8s.io.dG9rZW4, binary.k8s.io";
     let more = format!("Authorization: Bearer other\r\nSec-WebSocket-Protocol: {protocols}\r\n");

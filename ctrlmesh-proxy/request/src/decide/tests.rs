@@ -57,6 +57,31 @@ fn collections_are_narrowed_in_every_spelling() {
 }
 
 #[test]
+fn what_the_api_server_proxies_elsewhere_is_refused_under_limits() {
+    let allowing = Policy { allow_proxy: true, ..policy() };
+    let lock_only = Policy { limits: Vec::new(), ..policy() };
+    for (target, to) in [
+        ("/api/v1/namespaces/ns/pods/https:p:8443/proxy/metrics", "pod"),
+        ("/api/v1/namespaces/ns/pods/a/proxy/x//../y%2Fz", "pod"),
+        ("/api/v1/namespaces/ns/services/s/proxy", "service"),
+        ("/api/v1/nodes/n/proxy/./x", "node"),
+        ("/api/v1/nodes/n/proxy/pods", "node"),
+        ("/api/v1/nodes/n/pro%78y/pods", "node"),
+        ("/api/v1/proxy/namespaces/ns/pods/p/x", "pod"),
+    ] {
+        for method in ["GET", "POST", "DELETE"] {
+            assert_eq!(refused(method, target), Refusal::Proxied { to }, "{method} {target}");
+            let info = RequestInfo::parse(method, target).unwrap();
+            assert_eq!(decide(&allowing, &info), Decision::Pass, "{method} {target}");
+            assert_eq!(decide(&lock_only, &info), Decision::Pass, "{target}");
+        }
+    }
+    for target in ["/api/v1/namespaces/ns/pods/p/exec?command=a", "/apis/example.com/v1/namespaces/ns/pods/p/proxy"] {
+        assert!(!matches!(decided("GET", target), Decision::Refuse(Refusal::Proxied { .. })), "{target}");
+    }
+}
+
+#[test]
 fn events_are_narrowed_in_both_their_groups() {
     for group in ["", "events.k8s.io"] {
         let mut policy = policy();
@@ -82,8 +107,6 @@ fn single_objects_and_other_resources_pass() {
         ("DELETE", "/api/v1/namespaces/ns/pods/a"),
         ("GET", "/api/v1/namespaces/ns/pods/a/log?follow=true"),
         ("POST", "/api/v1/namespaces/ns/pods/a/exec?command=%2Fbin%2Fsh&command=.."),
-        ("GET", "/api/v1/namespaces/ns/pods/a/proxy/x//../y%2Fz"),
-        ("GET", "/api/v1/nodes/n/proxy/./x"),
         ("GET", "/api/v1/secrets"),
         ("GET", "/apis/metrics.k8s.io/v1beta1/pods"),
         ("GET", "/healthz//x"),

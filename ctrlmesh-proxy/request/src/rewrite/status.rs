@@ -114,9 +114,11 @@ impl From<&Refusal> for Status {
             Refusal::Method => (405, "MethodNotAllowed"),
             Refusal::Expired { .. } | Refusal::UnknownContinue { .. } => (410, "Expired"),
             Refusal::Unconfirmed => (503, "ServiceUnavailable"),
-            Refusal::ReservedName { .. } | Refusal::LockCollection | Refusal::Fenced(_) | Refusal::Shadow { .. } => {
-                (403, "Forbidden")
-            }
+            Refusal::ReservedName { .. }
+            | Refusal::LockCollection
+            | Refusal::Proxied { .. }
+            | Refusal::Fenced(_)
+            | Refusal::Shadow { .. } => (403, "Forbidden"),
             Refusal::Guarded(_) => (429, "TooManyRequests"),
         };
         Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after }
