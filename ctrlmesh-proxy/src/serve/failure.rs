@@ -65,9 +65,9 @@ impl Session {
             Failure::Refused(refusal) => Status::from(refusal),
             Failure::Injected(status) => Status::clone(status),
             Failure::AnswerLost => return Err(Abort(Reason::INTERNAL_ERROR)),
-            Failure::BadRequest(_) | Failure::Target | Failure::Lock(LockedError::Upgraded) => {
-                status(400, "BadRequest", failure)
-            }
+            Failure::BadRequest(_) | Failure::Target => status(400, "BadRequest", failure),
+            // By which fabric8's client watches without a WebSocket (`BaseOperation.submitWatch`).
+            Failure::Lock(LockedError::Upgraded) => status(503, "ServiceUnavailable", failure),
             Failure::Lock(LockedError::Request(error)) => Status::from(error),
             Failure::Lock(LockedError::Fenced(_)) => status(403, "Forbidden", failure),
             Failure::Late => status(410, "Expired", failure),
