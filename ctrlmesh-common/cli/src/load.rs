@@ -57,6 +57,13 @@ impl Load {
     }
 }
 
+/// Requests in a second as whole thousandths: as whole numbers, few requests would be none.
+pub(crate) fn thousandths(requests: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
+    let rounded = (requests * 1e3).round() as u64;
+    rounded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,14 +5,13 @@
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
 
 use crate::text::{cut, line};
+use crate::version::part;
 
 /// Of what a container said at its end, in characters.
 const MESSAGE_WIDTH: usize = 300;
 
 pub(super) fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let is_ready = conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True");
-    is_ready && pod.metadata.deletion_timestamp.is_none()
+    part::is_ready(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 /// By the containers of the pod, and else by its conditions.

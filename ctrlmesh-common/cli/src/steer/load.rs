@@ -8,7 +8,7 @@ use ctrlmesh_common::slots::{NamespaceHash, Slot};
 
 use super::division::{Division, Shard};
 use super::error::SteerError;
-use crate::load::{Load, Share};
+use crate::load::{Load, Share, thousandths};
 use crate::top::sample::Sample;
 
 /// Requests in a thousand seconds by slot, of pods in the root's namespace.
@@ -34,10 +34,7 @@ pub(super) fn by_slot(
     for (name, count) in namespaces {
         *slots.entry(hash.slot(&name)).or_default() += count;
     }
-    // In a thousand seconds: as whole numbers, few requests would be none.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
-    let rounded = |count: f64| (count * 1e3).round() as u64;
-    let slots: BTreeMap<Slot, u64> = slots.into_iter().map(|(slot, count)| (slot, rounded(count))).collect();
+    let slots: BTreeMap<Slot, u64> = slots.into_iter().map(|(slot, count)| (slot, thousandths(count))).collect();
     if slots.values().all(|count| *count == 0) {
         return Err(SteerError::NoRequests);
     }

@@ -1,6 +1,7 @@
 //! Runs `ctrlmesh-proxy trace` in the proxy's container, and reads its lines.
 
 use ctrlmesh_proxy::trace::{TraceFilter, TraceLine};
+use http::StatusCode;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{AttachParams, AttachedProcess};
 use kube::client::UpgradeConnectionError;
@@ -13,9 +14,6 @@ use crate::text;
 
 /// The program in the proxy's image.
 const PATH: &str = "/ctrlmesh-proxy";
-
-/// HTTP status of a request that the user has no right to.
-const FORBIDDEN: u16 = 403;
 
 /// Of what the program says when it fails, the beginning is shown. It is held until the program has ended.
 const MAX_ERROR_BYTES: usize = 64 << 10;
@@ -91,12 +89,12 @@ fn command(pod: Option<&str>, filter: &TraceFilter) -> Vec<String> {
 }
 
 fn failed(proxy: &ProxyContainer, error: Error) -> TraceError {
-    let code = match &error {
-        Error::Api(status) => status.code,
-        Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => status.as_u16(),
-        _ => 0,
+    let is_forbidden = match &error {
+        Error::Api(status) => status.code == StatusCode::FORBIDDEN,
+        Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => *status == StatusCode::FORBIDDEN,
+        _ => false,
     };
-    if code == FORBIDDEN {
+    if is_forbidden {
         return TraceError::Forbidden { namespace: proxy.namespace.clone() };
     }
     TraceError::Exec(Box::new(error))

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
 use crate::top::targets::newest_by_node;
-use crate::version::part::{NODE_PROXY, SIDECAR, image_of};
+use crate::version::part::{NODE_PROXY, SIDECAR, image_of, is_ready};
 
 /// A container in which a proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,11 +34,6 @@ pub(super) fn on_node(pod: &Pod, proxies: &[Pod]) -> Option<ProxyContainer> {
     let ready: Vec<Pod> = proxies.iter().filter(|proxy| is_ready(proxy)).cloned().collect();
     let newest = |of: &[Pod]| newest_by_node(of).get(&Some(node)).map(|proxy| container(proxy, NODE_PROXY, false));
     newest(&ready).or_else(|| newest(proxies))
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
 fn container(pod: &Pod, container: &'static str, is_sidecar: bool) -> ProxyContainer {

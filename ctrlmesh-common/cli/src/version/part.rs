@@ -65,6 +65,12 @@ pub(crate) fn image_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a str> {
     containers(pod).find(named)?.image.as_deref()
 }
 
+/// Whether a pod says that it is ready.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
 /// Whether all containers of a pod have ended for good.
 pub(crate) fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());

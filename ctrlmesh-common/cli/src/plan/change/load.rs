@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use ctrlmesh_common::ownership::Ownership;
 
 use super::{Change, Owned};
+use crate::load;
 use crate::load::{Load, Share};
 use crate::status::shards::owned;
 use crate::top::sample::Sample;
@@ -46,9 +47,6 @@ impl Change {
     }
 }
 
-/// In parts of which a ratio loses nothing.
-pub(super) fn millirequests(owned: &Owned) -> u64 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
-    let rounded = |count: f64| (count * 1e3).round() as u64;
-    owned.requests_per_second.map(rounded).unwrap_or_default()
+pub(super) fn thousandths(owned: &Owned) -> u64 {
+    owned.requests_per_second.map(load::thousandths).unwrap_or_default()
 }
