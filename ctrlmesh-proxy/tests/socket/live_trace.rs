@@ -17,6 +17,7 @@ use crate::harness::pki::Pki;
 use crate::harness::proxy::Proxy;
 use crate::harness::upstream::{Upstream, whole};
 use crate::harness::{PATIENCE, PROGRAM, until};
+use crate::spans::policy;
 
 const PODS: &str = "/api/v1/namespaces/shop/pods";
 
@@ -118,15 +119,6 @@ fn lines(output: ChildStdout) -> mpsc::Receiver<String> {
         }
     });
     lines
-}
-
-/// A policy of the shard `s1`, which sees only some pods.
-fn policy() -> Value {
-    json!({
-        "epoch": 1,
-        "limits": [{"relateResources": [{"apiGroups": [""], "resources": ["pods"]}], "selector": "team=a"}],
-        "lock": {"namespace": "ops", "name": "lead", "shard": "s1"},
-    })
 }
 
 #[tokio::test]

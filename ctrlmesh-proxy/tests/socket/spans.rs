@@ -64,7 +64,7 @@ fn with(mut request: Request<Full<bytes::Bytes>>, headers: &[(&'static str, &str
 }
 
 /// A policy of the shard `s1`, which sees only some pods.
-fn policy() -> Value {
+pub(crate) fn policy() -> Value {
     json!({
         "epoch": 1,
         "limits": [{"relateResources": [{"apiGroups": [""], "resources": ["pods"]}], "selector": "team=a"}],

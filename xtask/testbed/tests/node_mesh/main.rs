@@ -3,6 +3,7 @@
 
 mod shards;
 mod modes;
+mod sidecars;
 mod rights;
 mod from_inside;
 mod egress;
