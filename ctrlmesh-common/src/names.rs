@@ -138,6 +138,9 @@ pub mod sidecar {
 /// The variable of a proxy's container that names the socket at which the proxy shows its requests.
 pub const TRACE_SOCKET_VARIABLE: &str = "CTRLMESH_PROXY_TRACE_SOCKET";
 
+/// The variable of a sidecar's container that has only its first process serve.
+pub const FIRST_PROCESS_VARIABLE: &str = "CTRLMESH_PROXY_FIRST_PROCESS_ONLY";
+
 /// The Secret, in the manager's namespace, that holds the key of the mesh's CA.
 pub const CA_SECRET: &str = "ctrlmesh-ca";
 

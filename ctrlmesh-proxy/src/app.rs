@@ -8,6 +8,7 @@ mod redirected;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -80,6 +81,8 @@ pub enum AppError {
 
 /// Runs `ctrlmesh-proxy sidecar` until SIGTERM or SIGINT; returns whether everything ended in time.
 pub fn sidecar(args: SidecarArgs) -> Result<bool, AppError> {
+    args.common.check_process(process::id())?;
+    args.check_policy()?;
     raise_open_files();
     let runtime = Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
     runtime.block_on(run_sidecar(args))
@@ -87,6 +90,7 @@ pub fn sidecar(args: SidecarArgs) -> Result<bool, AppError> {
 
 /// Runs `ctrlmesh-proxy node` until SIGTERM or SIGINT; returns whether everything ended in time.
 pub fn node(args: NodeArgs) -> Result<bool, AppError> {
+    args.common.check_process(process::id())?;
     raise_open_files();
     let runtime = Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
     runtime.block_on(run_node(args))

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, value_parser};
-use ctrlmesh_common::names::{TRACE_SOCKET_VARIABLE, port};
+use ctrlmesh_common::names::{FIRST_PROCESS_VARIABLE, TRACE_SOCKET_VARIABLE, port};
 use ctrlmesh_runtime::duration;
 use ctrlmesh_runtime::listen::all_interfaces;
 use rustls_pki_types::ServerName;
@@ -85,6 +85,10 @@ pub struct CommonArgs {
     /// may open it. Without it, nobody may follow requests.
     #[arg(long, env = TRACE_SOCKET_VARIABLE, value_name = "FILE")]
     pub trace_socket: Option<PathBuf>,
+    /// Serve only as the first process of the container. So whoever may start another process in it, as by `kubectl
+    /// exec`, cannot serve with its key under another policy.
+    #[arg(long, env = FIRST_PROCESS_VARIABLE)]
+    pub first_process_only: bool,
     /// Format of log lines.
     #[arg(long, env = "CTRLMESH_PROXY_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
@@ -104,6 +108,9 @@ pub struct SidecarArgs {
     /// only from inside its pod. Without it, the sidecar accepts none.
     #[arg(long, env = "CTRLMESH_PROXY_REDIRECTED", value_name = "PORT", value_parser = value_parser!(u16).range(1..))]
     pub redirected: Option<u16>,
+    /// Do not start without --manager, --policy or --sharding-config. The image sets it.
+    #[arg(long, env = "CTRLMESH_PROXY_REQUIRE_POLICY")]
+    pub require_policy: bool,
     /// Where the pod's policy comes from; without one, and without a manager, everything passes.
     #[command(flatten)]
     pub policy: PolicyArgs,
@@ -207,6 +214,12 @@ pub enum ConfigError {
     NoPods,
     #[error("which pod: give --pod beside --manager")]
     NoPod,
+    #[error(
+        "which policy: give --manager, --policy or --sharding-config; `mode: pass` in a policy lets everything pass"
+    )]
+    NoPolicy,
+    #[error("this is process {process}, and only the container's first process may serve (--first-process-only)")]
+    NotFirst { process: u32 },
     #[error("`{seen}` is not of the form CERT,KEY")]
     MeshCa { seen: String },
     #[error("which certificate: give --manager, --mesh-ca, or --tls-cert and --tls-key")]
@@ -225,6 +238,12 @@ impl CommonArgs {
         }
     }
 
+    /// # Errors
+    /// Where `process` must not serve.
+    pub fn check_process(&self, process: u32) -> Result<(), ConfigError> {
+        if self.first_process_only && process != 1 { Err(ConfigError::NotFirst { process }) } else { Ok(()) }
+    }
+
     pub fn lacks_certificate(&self) -> bool {
         self.mesh_ca.is_none() && self.tls_cert.is_none()
     }
@@ -240,6 +259,13 @@ impl CommonArgs {
 }
 
 impl SidecarArgs {
+    /// # Errors
+    /// Where a policy is required, and none is named.
+    pub fn check_policy(&self) -> Result<(), ConfigError> {
+        let is_named = self.manager.manager.is_some() || self.policy.source().is_some();
+        if self.require_policy && !is_named { Err(ConfigError::NoPolicy) } else { Ok(()) }
+    }
+
     /// The API server to forward to.
     pub fn target(&self) -> Result<Target, ConfigError> {
         self.upstream.clone().or_else(Upstream::of_the_cluster).ok_or(ConfigError::NoUpstream)?.target()

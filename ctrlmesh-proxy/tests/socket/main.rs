@@ -26,6 +26,7 @@ mod shutdown;
 mod silence;
 mod spans;
 mod stale;
+mod starting;
 mod streams;
 mod traffic;
 mod tunnels;

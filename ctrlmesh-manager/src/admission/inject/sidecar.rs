@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ctrlmesh_common::names::{TOKEN_AUDIENCE, TRACE_SOCKET_VARIABLE, port, root_ca, sidecar};
+use ctrlmesh_common::names::{FIRST_PROCESS_VARIABLE, TOKEN_AUDIENCE, TRACE_SOCKET_VARIABLE, port, root_ca, sidecar};
 use ctrlmesh_runtime::traces::{ENDPOINT_VARIABLE, RATIO_VARIABLE};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
@@ -40,8 +40,10 @@ const START_SECONDS: i32 = 120;
 /// # Errors
 /// Where a part of the pod has a name that the proxy needs, or could read what is the proxy's alone.
 pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
-    if wanted && spec.share_process_namespace == Some(true) {
-        return Err(Refusal::ProcessNamespace);
+    for (field, shared) in [("shareProcessNamespace", spec.share_process_namespace), ("hostPID", spec.host_pid)] {
+        if wanted && shared == Some(true) {
+            return Err(Refusal::ProcessNamespace { field });
+        }
     }
     if spec.containers.iter().any(|container| container.name == CONTAINER) {
         return Err(Refusal::Container { field: "containers" });
@@ -166,7 +168,8 @@ fn container(settings: &SidecarSettings, resources: ResourceRequirements, interc
     }
 }
 
-/// The proxy's variables: its pod, how much memory it may use, where it shows its requests, and where its spans go.
+/// The proxy's variables: its pod, how much memory it may use, where it shows its requests, that no other process of
+/// the container serves, and where its spans go.
 fn environment(settings: &SidecarSettings, resources: &ResourceRequirements) -> Vec<EnvVar> {
     let own = [of_pod("POD_NAME", "metadata.name"), of_pod("POD_NAMESPACE", "metadata.namespace")];
     let limit = resources.limits.as_ref().and_then(|limits| limits.get("memory"));
@@ -188,7 +191,8 @@ fn environment(settings: &SidecarSettings, resources: &ResourceRequirements) -> 
         [text(ENDPOINT_VARIABLE, collector.to_string()), text(RATIO_VARIABLE, ratio.to_string())]
     });
     let socket = text(TRACE_SOCKET_VARIABLE, format!("{STATE_FOLDER}/trace"));
-    own.into_iter().chain(memory).chain([socket]).chain(traces.into_iter().flatten()).collect()
+    let first = text(FIRST_PROCESS_VARIABLE, "true".to_owned());
+    own.into_iter().chain(memory).chain([socket, first]).chain(traces.into_iter().flatten()).collect()
 }
 
 /// `period` is in seconds.

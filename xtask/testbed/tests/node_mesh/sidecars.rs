@@ -30,6 +30,7 @@ fn works_with(name: &str, annotations: &[(&str, &str)]) -> Result<()> {
             operator::all_asked_for_their_share(space)?;
         }
         the_sidecar_shows_its_requests(space, &pods[0])?;
+        no_second_proxy_serves(space, &pods[0])?;
         the_sidecar_ends_last(space, &pods[0])
     })
 }
@@ -60,6 +61,17 @@ fn the_sidecar_shows_its_requests(space: Space<'_>, pod: &Value) -> Result<()> {
     let ended = ended?;
     asked?;
     ensure!(ended.success(), "{ended}");
+    Ok(())
+}
+
+/// Starts another proxy in the container of a sidecar, which has the key that operators believe.
+fn no_second_proxy_serves(space: Space<'_>, pod: &Value) -> Result<()> {
+    let pod = pod["metadata"]["name"].as_str().context("a name")?;
+    let exec = ["exec", pod, "--container", "ctrlmesh-proxy", "--", "/ctrlmesh-proxy", "sidecar"];
+    let key = ["--tls-cert=/var/lib/ctrlmesh/a", "--tls-key=/var/lib/ctrlmesh/a", "--listen=127.0.0.1:9999"];
+    let output = space.command(&[&exec[..], &key].concat()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(!output.status.success() && said.contains("--first-process-only"), "{}: {said}", output.status);
     Ok(())
 }
 

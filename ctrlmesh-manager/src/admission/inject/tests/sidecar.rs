@@ -72,6 +72,24 @@ fn whoever_is_in_a_sidecars_container_can_follow_its_requests() {
 }
 
 #[test]
+fn a_sidecar_has_its_processes_for_itself() {
+    for field in ["shareProcessNamespace", "hostPID"] {
+        let mut spec = usual();
+        spec[field] = json!(true);
+        let message = refused(json!({annotation::SIDECAR: "true"}), spec);
+        assert!(message.starts_with(&format!("spec.{field}: ")), "{message}");
+    }
+}
+
+#[test]
+fn no_other_process_of_a_sidecars_container_serves() {
+    let found = injected(json!({annotation::SIDECAR: "true"}), usual());
+    let env = found["spec"]["initContainers"][0]["env"].as_array().unwrap();
+    let first = json!({"name": "CTRLMESH_PROXY_FIRST_PROCESS_ONLY", "value": "true"});
+    assert!(env.contains(&first), "{env:?}");
+}
+
+#[test]
 fn annotations_give_resources_and_variables() {
     let found = injected(
         json!({
