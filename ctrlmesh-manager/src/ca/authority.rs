@@ -103,6 +103,10 @@ impl Names {
         these
     }
 
+    pub fn count(&self) -> usize {
+        self.dns.len() + self.addresses.len()
+    }
+
     pub fn contains_all(&self, others: &Self) -> bool {
         self.dns.is_superset(&others.dns) && self.addresses.is_superset(&others.addresses)
     }
@@ -315,6 +319,11 @@ impl Authority {
 pub fn validity_of(certificate: &CertificateDer<'_>) -> Option<(SystemTime, SystemTime)> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     Some(validity(&parsed))
+}
+
+/// `None` where the certificate cannot be read.
+pub fn begin_of(pem: &[u8]) -> Option<SystemTime> {
+    Some(validity_of(&CertificateDer::from_pem_slice(pem).ok()?)?.0)
 }
 
 /// `None` where the certificate cannot be read.

@@ -22,6 +22,23 @@ const DISTRIBUTION_TIME: Duration = Duration::from_hours(24);
 /// Every client trusts each of them.
 const MAX_NEXT: usize = 8;
 
+/// So many names does an authority cover at most, besides those that the API server has now.
+const MAX_RECENT_NAMES: usize = 128;
+
+/// How many of them may be made for new names until the first one is distributed. Each waits four times as long as the
+/// one before it: 84 s, 6 min, 23 min, 90 min, 6 h and 24 h for authorities that live longer than four days. So whoever
+/// changes the API server's addresses all the time cannot fill the bundle.
+const MAX_YOUNG: u32 = 6;
+
+/// How exact the time is that a certificate says.
+const CLOCK_STEP: Duration = Duration::from_secs(2);
+
+/// Each is trusted for a day at least, by [`MAX_YOUNG`], and no leaf lives longer.
+const MAX_PREVIOUS: usize = 32;
+
+/// A Secret and a `ConfigMap` hold 1 MiB.
+const MAX_PREVIOUS_BYTES: usize = 256 * 1024;
+
 const CERTIFICATE_BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 
 const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
@@ -97,7 +114,11 @@ impl Rotation {
         previous: Vec<String>,
     ) -> Result<Self, AuthorityError> {
         let current = Authority::generate(kind.common_name(), names, validity, now)?;
-        Ok(Self { current, next: Vec::new(), previous })
+        let mut begun = Self { current, next: Vec::new(), previous };
+        // A bundle begins with those that signed last.
+        begun.previous.sort_by_key(|pem| authority::begin_of(pem.as_bytes()));
+        begun.bound_previous();
+        Ok(begun)
     }
 
     /// The next step, where the authority must cover `names`.
@@ -106,7 +127,11 @@ impl Rotation {
             return Some(Step::Promote);
         }
         let newest = self.trusted().rfind(|one| one.names().contains_all(names));
-        if newest.is_none_or(|newest| now >= newest.validity().0 + lifetime(newest) / 2) {
+        let is_due = match newest {
+            Some(newest) => now >= newest.validity().0 + lifetime(newest) / 2,
+            None => self.new_names_time(now).is_none_or(|from| now >= from),
+        };
+        if is_due {
             return Some(Step::Prepare);
         }
         let gone = self.previous.iter().any(|pem| is_expired(pem, now))
@@ -122,6 +147,17 @@ impl Rotation {
         let in_turn = (begin + life * 3 / 4).max(next.validity().0 + life / 4);
         // Early enough for clients to follow.
         Some(in_turn.min(end - life / 8))
+    }
+
+    /// When the next authority for new names may be made. `None` where no other one was lately.
+    pub fn new_names_time(&self, now: SystemTime) -> Option<SystemTime> {
+        // One that a clock ahead of ours made holds nothing up. `made` is exact to a second.
+        let is_young = |next: &&Authority| next.made() <= now + CLOCK_STEP && !is_distributed(next, now);
+        let mut young = self.next.iter().filter(is_young);
+        let count = young.clone().count();
+        let newest = young.next_back()?;
+        let left = MAX_YOUNG.saturating_sub(u32::try_from(count).unwrap_or(MAX_YOUNG));
+        Some(newest.made() + distribution_time(newest) / 4_u32.pow(left))
     }
 
     /// When the oldest successor was created, and when it is to sign.
@@ -152,8 +188,11 @@ impl Rotation {
         match step {
             Step::Prepare => {
                 // Addresses come and go in a rollout. One authority covers all recent ones.
-                let young = self.next.iter().filter(|next| !is_distributed(next, now));
-                let names = young.fold(names.clone(), |names, next| names.union(next.names()));
+                let young = self.next.iter().rev().filter(|next| !is_distributed(next, now));
+                let names = young.fold(names.clone(), |names, next| {
+                    let union = names.union(next.names());
+                    if union.count() <= MAX_RECENT_NAMES { union } else { names }
+                });
                 self.next.push(Authority::generate(kind.common_name(), &names, validity, now)?);
                 if self.next.len() > MAX_NEXT {
                     self.previous.push(self.next.remove(0).pem().to_owned());
@@ -171,7 +210,29 @@ impl Rotation {
                 self.next.retain(|next| next.validity().1 > now);
             }
         }
+        self.bound_previous();
         Ok(self)
+    }
+
+    /// Drops the oldest that are only trusted, where there are too many.
+    fn bound_previous(&mut self) {
+        let mut bytes: usize = self.previous.iter().map(String::len).sum();
+        let mut count = self.previous.len();
+        let dropped = self.previous.iter().take_while(|pem| {
+            let is_beyond = count > MAX_PREVIOUS || bytes > MAX_PREVIOUS_BYTES;
+            count -= 1;
+            bytes -= pem.len();
+            is_beyond
+        });
+        let dropped = dropped.count();
+        drop(self.previous.drain(..dropped));
+    }
+
+    /// How many unexpired authorities `later` no longer trusts.
+    pub fn dropped_by(&self, later: &Self, now: SystemTime) -> usize {
+        let kept = later.bundle();
+        let before = blocks(&self.bundle(), CERTIFICATE_END);
+        before.iter().filter(|pem| !is_expired(pem, now) && !kept.contains(pem.trim_end())).count()
     }
 
     /// Signs a request (DER) with the oldest authority that may: most clients trust it.
@@ -284,7 +345,11 @@ fn lifetime(authority: &Authority) -> Duration {
 
 /// Whether clients that follow the trust bundle have it by now.
 fn is_distributed(authority: &Authority, now: SystemTime) -> bool {
-    now >= authority.validity().0 + DISTRIBUTION_TIME.min(lifetime(authority) / 4)
+    now >= authority.validity().0 + distribution_time(authority)
+}
+
+fn distribution_time(authority: &Authority) -> Duration {
+    DISTRIBUTION_TIME.min(lifetime(authority) / 4)
 }
 
 /// Splits PEM into blocks, each with its `end`.

@@ -170,12 +170,7 @@ impl CaStore {
             let Err(error) = Box::pin(self.look(&leadership)).await else {
                 if leadership.is_held() {
                     attempts = WriteAttempts::default();
-                    // Only for the mesh: proxies and the API server follow the manager's authority at once.
-                    if let Some(event) = reminder.due(&self.current().mesh, Instant::now())
-                        && self.reporter.publish(&event).await
-                    {
-                        reminder.announced(event, Instant::now());
-                    }
+                    Box::pin(self.remind(&mut reminder)).await;
                 }
                 continue;
             };
@@ -185,6 +180,25 @@ impl CaStore {
                 if attempts.failed() {
                     self.give_up(&leadership, &error).await;
                 }
+            }
+        }
+    }
+
+    /// Publishes events about states that last, unless they were published lately.
+    async fn remind(&self, reminder: &mut Reminder) {
+        let authorities = self.current();
+        let servers = self.servers.borrow().names.clone();
+        let now = SystemTime::now();
+        // Only of the mesh: proxies and the API server follow the manager's authority at once.
+        let follows = CaEvent::follows(&authorities.mesh);
+        let kinds = [
+            (AuthorityKind::Mesh, &authorities.mesh, &servers),
+            (AuthorityKind::Manager, &authorities.manager, &self.wanted.manager),
+        ];
+        let waits = kinds.into_iter().filter_map(|(kind, rotation, names)| CaEvent::wait(kind, rotation, names, now));
+        for event in follows.into_iter().chain(waits) {
+            if reminder.is_due(&event, Instant::now()) && self.reporter.publish(&event).await {
+                reminder.announced(event, Instant::now());
             }
         }
     }
@@ -241,8 +255,11 @@ impl CaStore {
         ] {
             if let Some(step) = rotation.due_step(names, now) {
                 let added = (!rotation.covers(names)).then(|| names.missing_from(rotation.current.names()));
-                *rotation = rotation.clone().apply(step, kind, names, self.wanted.validity, now)?;
+                let next = rotation.clone().apply(step, kind, names, self.wanted.validity, now)?;
+                let count = rotation.dropped_by(&next, now);
+                *rotation = next;
                 events.extend(added.map(|names| CaEvent::NamesAdded { kind, names }));
+                events.extend((count > 0).then_some(CaEvent::Dropped { kind, count }));
                 info!(authority = kind.common_name(), step = ?step, "certificate authority changed");
                 changed = true;
             }

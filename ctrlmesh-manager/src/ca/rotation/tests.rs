@@ -126,6 +126,63 @@ fn changing_addresses_need_few_authorities_that_sign_at_once() {
 }
 
 #[test]
+fn endless_new_addresses_fill_neither_secret_nor_bundle() {
+    let start = SystemTime::now();
+    let mut rotation = begin(start);
+    let (mut made, mut dropped) = (Vec::new(), 0);
+    let day = 24 * 60;
+    for minute in (0..150).chain((150..12 * day).step_by(15)) {
+        let now = start + Duration::from_mins(1) * minute;
+        let addresses = (0..64).map(|at| format!("2001:db8::{minute:x}:{at:x}"));
+        let names = Names::of(addresses.chain(["kubernetes".to_owned(), "10.96.0.1".to_owned()]));
+        while let Some(step) = rotation.due_step(&names, now) {
+            assert_eq!(step, Step::Prepare);
+            let next = rotation.clone().apply(step, AuthorityKind::Mesh, &names, LIFE, now).unwrap();
+            dropped += rotation.dropped_by(&next, now);
+            rotation = next;
+            made.push(minute);
+        }
+    }
+    let expected = [0, 2, 8, 31, 121, 481, 1441];
+    assert!(made.iter().zip(expected).all(|(at, wanted)| at.abs_diff(wanted) <= 15), "each four times later: {made:?}");
+    assert!((42..=90).contains(&made.len()), "{made:?}");
+    assert_eq!(dropped, 1 + made.len() - rotation.bundle().matches("BEGIN").count());
+    assert!(rotation.previous.len() <= MAX_PREVIOUS);
+    let sizes = rotation.trusted().map(|one| one.names().count()).max();
+    assert!(sizes <= Some(MAX_RECENT_NAMES), "{sizes:?}");
+    let mut data = Data::new();
+    rotation.write(AuthorityKind::Mesh, &mut data);
+    let bytes: usize = data.values().map(|value| value.0.len()).sum();
+    assert!(dropped > 0 && bytes < 400_000, "{dropped}, {bytes}");
+    assert!(signer(&rotation, &["kubernetes", "10.96.0.1"], start + DAY * 12).is_some());
+    let renewed = rotation.apply(Step::Prepare, AuthorityKind::Mesh, &names(), LIFE, start + DAY * 200).unwrap();
+    assert_eq!(renewed.next.len(), MAX_NEXT, "rotation in its turn is not held up");
+}
+
+#[test]
+fn an_authority_of_a_clock_that_was_ahead_holds_nothing_up() {
+    let start = SystemTime::now();
+    let mut rotation = begin(start);
+    let with = |name: &str| Names::of(["kubernetes", "10.96.0.1", name]);
+    let ahead = start + DAY * 30;
+    rotation = rotation.apply(Step::Prepare, AuthorityKind::Mesh, &with("ahead"), LIFE, ahead).unwrap();
+    assert_eq!(rotation.due_step(&with("new"), start), Some(Step::Prepare));
+}
+
+#[test]
+fn of_a_published_bundle_those_that_signed_last_stay_trusted() {
+    let start = SystemTime::now();
+    let made = |day: u32| {
+        let at = start + DAY * day;
+        Authority::generate(AuthorityKind::Mesh.common_name(), &names(), LIFE, at).unwrap().pem().to_owned()
+    };
+    let bundle: Vec<String> = (0..40).rev().map(made).collect();
+    let rotation = Rotation::begin(AuthorityKind::Mesh, &names(), LIFE, start, bundle.clone()).unwrap();
+    assert_eq!(rotation.previous.len(), MAX_PREVIOUS);
+    assert_eq!(rotation.previous.last(), bundle.first());
+}
+
+#[test]
 fn an_authority_for_a_new_address_is_promoted_in_turn() {
     let start = SystemTime::now();
     let mut rotation = begin(start);

@@ -10,6 +10,7 @@ use kube::runtime::events::{Event, EventType, Recorder};
 use tokio::time::{self, Instant};
 use tracing::warn;
 
+use crate::ca::authority::Names;
 use crate::ca::rotation::{AuthorityKind, Rotation};
 
 const REPORTER: &str = "ctrlmesh-manager";
@@ -40,15 +41,25 @@ pub(super) enum CaEvent {
         made: SystemTime,
         signs: SystemTime,
     },
+    /// The next authority for new names is made only then.
+    NamesWait {
+        kind: AuthorityKind,
+        until: SystemTime,
+    },
+    /// Authorities that were trusted only are no longer, for the bundle must stay small.
+    Dropped {
+        kind: AuthorityKind,
+        count: usize,
+    },
     NotWritten {
         why: String,
     },
 }
 
-/// Decides when a pending rotation is announced again.
+/// Decides when a state that lasts is announced again.
 #[derive(Debug, Default)]
 pub(super) struct Reminder {
-    last: Option<(CaEvent, Instant)>,
+    announced: Vec<(CaEvent, Instant)>,
 }
 
 impl Reporter {
@@ -84,19 +95,28 @@ impl Reporter {
 }
 
 impl Reminder {
-    /// The announcement that is due now.
-    pub(super) fn due(&self, rotation: &Rotation, now: Instant) -> Option<CaEvent> {
-        let event = rotation.successor().map(|(made, signs)| CaEvent::Follows { made, signs })?;
-        let is_recent = |(last, at): &(CaEvent, Instant)| *last == event && now < *at + AGAIN;
-        (!self.last.as_ref().is_some_and(is_recent)).then_some(event)
+    pub(super) fn is_due(&self, event: &CaEvent, now: Instant) -> bool {
+        !self.announced.iter().any(|(last, at)| last == event && now < *at + AGAIN)
     }
 
     pub(super) fn announced(&mut self, event: CaEvent, now: Instant) {
-        self.last = Some((event, now));
+        self.announced.retain(|(last, at)| *last != event && now < *at + AGAIN);
+        self.announced.push((event, now));
     }
 }
 
 impl CaEvent {
+    /// That a successor is to sign.
+    pub(super) fn follows(rotation: &Rotation) -> Option<Self> {
+        rotation.successor().map(|(made, signs)| Self::Follows { made, signs })
+    }
+
+    /// That `names` have to wait for an authority that covers them.
+    pub(super) fn wait(kind: AuthorityKind, rotation: &Rotation, names: &Names, now: SystemTime) -> Option<Self> {
+        let until = rotation.new_names_time(now).filter(|until| *until > now)?;
+        (!rotation.covers(names)).then_some(Self::NamesWait { kind, until })
+    }
+
     /// Reason, action and note. Kubernetes merges events that differ in their note only.
     fn text(&self) -> (&'static str, &'static str, String) {
         match self {
@@ -120,6 +140,21 @@ impl CaEvent {
                 );
                 ("AuthorityFollows", "MakeMeshAuthority", note)
             }
+            Self::NamesWait { kind, until } => {
+                let note = format!(
+                    "names and addresses that the {} may not speak for came too often: the next authority for such names is made at {}; until then, programs that dial these fail",
+                    kind.common_name(),
+                    printed(*until)
+                );
+                ("NamesWait", "WaitForAuthority", note)
+            }
+            Self::Dropped { kind, count } => {
+                let note = format!(
+                    "{count} of the oldest predecessors of the {} are trusted no longer, because there are too many; none of them has signed anything that is still valid",
+                    kind.common_name()
+                );
+                ("AuthorityDropped", "DropAuthorities", note)
+            }
             Self::NotWritten { why } => {
                 let note = format!(
                     "the replica that led cannot write this Secret, and has given its Lease up, so that another one may try: {why}"
@@ -138,7 +173,6 @@ fn printed(at: SystemTime) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ca::authority::Names;
     use crate::ca::rotation::Step;
 
     #[test]
@@ -158,17 +192,36 @@ mod tests {
         let validity = Duration::from_hours(800);
         let begin = Rotation::begin(AuthorityKind::Mesh, &names, validity, start, Vec::new()).unwrap();
         let mut reminder = Reminder::default();
-        assert_eq!(reminder.due(&begin, now), None, "there is none");
+        assert_eq!(CaEvent::follows(&begin), None, "there is none");
         let step =
             |rotation: Rotation, step| rotation.apply(step, AuthorityKind::Mesh, &names, validity, start).unwrap();
         let rotation = step(begin, Step::Prepare);
-        let event = reminder.due(&rotation, now).unwrap();
-        assert!(reminder.due(&rotation, now).is_some(), "it was not written");
-        reminder.announced(event, now);
-        assert_eq!(reminder.due(&rotation, now + AGAIN / 2), None);
-        assert!(reminder.due(&rotation, now + AGAIN).is_some());
-        assert!(Reminder::default().due(&rotation, now).is_some(), "another leader");
+        let event = CaEvent::follows(&rotation).unwrap();
+        assert!(reminder.is_due(&event, now), "it was not written");
+        reminder.announced(event.clone(), now);
+        reminder.announced(CaEvent::Dropped { kind: AuthorityKind::Mesh, count: 1 }, now);
+        assert!(!reminder.is_due(&event, now + AGAIN / 2));
+        assert!(reminder.is_due(&event, now + AGAIN));
+        assert!(Reminder::default().is_due(&event, now), "another leader");
         let rotation = step(rotation, Step::Promote);
-        assert_eq!(reminder.due(&rotation, now + 2 * AGAIN), None, "it signs");
+        assert_eq!(CaEvent::follows(&rotation), None, "it signs");
+    }
+
+    #[test]
+    fn names_that_come_too_often_are_said_to_wait() {
+        let (now, validity) = (SystemTime::now(), Duration::from_hours(800));
+        let kind = AuthorityKind::Mesh;
+        let names = |name: &str| Names::of(["kubernetes", name]);
+        let rotation = Rotation::begin(kind, &names("a"), validity, now, Vec::new()).unwrap();
+        assert_eq!(CaEvent::wait(kind, &rotation, &names("b"), now), None, "the first one is made at once");
+        let rotation = rotation.apply(Step::Prepare, kind, &names("b"), validity, now).unwrap();
+        assert_eq!(CaEvent::wait(kind, &rotation, &names("b"), now), None, "it is covered");
+        let Some(event @ CaEvent::NamesWait { until, .. }) = CaEvent::wait(kind, &rotation, &names("c"), now) else {
+            panic!("nothing said");
+        };
+        assert!(event.text().2.contains(&printed(until).to_string()));
+        assert_eq!(rotation.due_step(&names("c"), now), None);
+        assert_eq!(rotation.due_step(&names("c"), until), Some(Step::Prepare));
+        assert_eq!(CaEvent::wait(kind, &rotation, &names("c"), until), None);
     }
 }
