@@ -108,7 +108,7 @@ pub fn inject(
         }
         Err(why) => return response.deny(why),
     };
-    let mut injected = match inject::inject(&pod, shard, settings) {
+    let mut injected = match inject::inject(&pod, shard, settings, runtime_handler(&pod, snapshot)) {
         Ok(injected) => injected,
         Err(refusal) => return response.deny(refusal.to_string()),
     };
@@ -128,6 +128,11 @@ pub fn inject(
         recent.admitted(&member, shard, &snapshot.members, now);
     }
     response
+}
+
+fn runtime_handler<'a>(pod: &Pod, snapshot: &'a Snapshot) -> Option<&'a str> {
+    let class = pod.spec.as_ref()?.runtime_class_name.as_ref()?;
+    snapshot.runtime_handlers.get(class).map(String::as_str)
 }
 
 /// The new pod, where it asks for the proxy.

@@ -8,13 +8,12 @@
 //! A pod that visibly gets the API server's CA in another way is refused. The content of Secrets and other `ConfigMaps`
 //! is unknown here: whoever puts the CA there lets the operator past its shard.
 
-use std::str::FromStr;
-
 use ctrlmesh_common::names::{self, annotation, label, sidecar as proxy};
 use ctrlmesh_runtime::traces::{CollectorUrl, TraceRatio};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodReadinessGate, PodSpec, ResourceRequirements};
 use serde::Deserialize;
 
+mod runtime;
 mod sidecar;
 mod trust;
 mod redirect;
@@ -34,10 +33,9 @@ pub struct SidecarSettings {
 }
 
 /// How an operator's connections reach the proxy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interception {
     /// The kernel redirects connections.
-    #[default]
     Ebpf,
     /// The variables `KUBERNETES_SERVICE_*` name the sidecar.
     Env,
@@ -51,8 +49,13 @@ pub enum Refusal {
         label::ENABLE_PROXY
     )]
     HostNetwork,
-    #[error("metadata.annotations[{}]: {value:?} is none of ebpf, env, kubeconfig", annotation::INTERCEPTION)]
+    #[error("metadata.annotations[{}]: {value:?} is none of auto, ebpf, env, kubeconfig", annotation::INTERCEPTION)]
     Interception { value: String },
+    #[error(
+        "spec.runtimeClassName: the node's kernel does not see connections of pods of runtime class {class:?}, which has another kernel: annotate the pod {}: env or kubeconfig, or auto, which chooses env",
+        annotation::INTERCEPTION
+    )]
+    Runtime { class: String },
     #[error("metadata.annotations[{annotation}]: {source}")]
     Annotation { annotation: &'static str, source: serde_json::Error },
     #[error("metadata.annotations[{}]: the pod has no container {name:?}", annotation::ENV_INJECT)]
@@ -60,10 +63,10 @@ pub enum Refusal {
     #[error("spec.{field}: {CONTAINER:?} is the name of the proxy's container; rename yours")]
     Container { field: &'static str },
     #[error(
-        "spec.shareProcessNamespace: the pod's containers would see the proxy's files, its key and its token among them; remove it, or have the node's proxy serve the pod (interception ebpf, without the annotation {})",
+        "spec.{field}: the pod's containers would see the proxy's files, its key and its token among them; remove it, or have the node's proxy serve the pod (interception ebpf, without the annotation {})",
         annotation::SIDECAR
     )]
-    ProcessNamespace,
+    ProcessNamespace { field: &'static str },
     #[error("spec.volumes: {name:?} is the name of a volume of the proxy's; rename yours")]
     Volume { name: String },
     #[error(
@@ -109,28 +112,33 @@ struct Variable {
     value: String,
 }
 
-impl FromStr for Interception {
-    type Err = Refusal;
-
-    fn from_str(value: &str) -> Result<Self, Refusal> {
+impl Interception {
+    /// What an annotation asks for; `None` is `auto`.
+    fn read(value: &str) -> Result<Option<Self>, Refusal> {
         match value {
-            "ebpf" => Ok(Self::Ebpf),
-            "env" => Ok(Self::Env),
-            "kubeconfig" => Ok(Self::Kubeconfig),
+            "auto" => Ok(None),
+            "ebpf" => Ok(Some(Self::Ebpf)),
+            "env" => Ok(Some(Self::Env)),
+            "kubeconfig" => Ok(Some(Self::Kubeconfig)),
             _ => Err(Refusal::Interception { value: value.to_owned() }),
         }
     }
 }
 
-/// The pod to admit, with the label of `shard`; without a shard it is enrolled all the same.
+/// The pod to admit, with the label of `shard`; without a shard it is enrolled all the same. `handler` is that of its
+/// `RuntimeClass`.
 ///
 /// # Errors
 /// Where the pod cannot be served, or asks for something impossible.
-pub fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Result<Pod, Refusal> {
+pub fn inject(
+    pod: &Pod,
+    shard: Option<&str>,
+    settings: &SidecarSettings,
+    handler: Option<&str>,
+) -> Result<Pod, Refusal> {
     let mut pod = pod.clone();
     let annotated = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
-    let interception = annotated(annotation::INTERCEPTION).map(|value| value.parse()).transpose()?;
-    let interception: Interception = interception.unwrap_or_default();
+    let interception = annotated(annotation::INTERCEPTION).map(|value| Interception::read(&value)).transpose()?;
     let fail_open = annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true");
     let asked = annotated(annotation::SIDECAR).is_some_and(|value| value == "true");
     let resources = annotated(annotation::PROXY_RESOURCE)
@@ -146,6 +154,7 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Res
     if is_windows(spec) {
         return Err(Refusal::Windows);
     }
+    let interception = runtime::interception(interception.flatten(), spec, handler)?;
     let sidecar_wanted = asked || interception != Interception::Ebpf;
     sidecar::check(spec, sidecar_wanted)?;
     redirect::check(spec, interception)?;

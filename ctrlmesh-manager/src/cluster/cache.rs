@@ -15,6 +15,7 @@ use ctrlmesh_runtime::sync::lock;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
@@ -80,6 +81,8 @@ struct State {
     /// By namespace.
     unenrolled: BTreeMap<String, ObjectStore<Member>>,
     stopped: StoppedPods,
+    /// Handlers. Not part of `synced`: of a class that is not known, its name says enough.
+    runtimes: ObjectStore<String>,
 }
 
 impl Cache {
@@ -147,6 +150,12 @@ impl Cache {
             |state| &mut state.sets,
             |set| (full_name(&set.metadata), SetInfo::from(&set)),
         ));
+        let runtimes = watcher(Api::<RuntimeClass>::all(client.clone()), config.clone());
+        drain.spawn_until_started(Arc::clone(&self).follow(
+            runtimes,
+            |state| &mut state.runtimes,
+            |one| (one.metadata.name.unwrap_or_default(), one.handler),
+        ));
         let deployments = watcher(Api::<Deployment>::all(client.clone()), config.clone());
         drain.spawn_until_started(self.follow(
             deployments,
@@ -196,6 +205,7 @@ impl Cache {
             set_obstacles: present(sets.iter().map(|(name, set)| (name, &set.obstacle))),
             deployment_obstacles: present(deployments.iter().map(|(name, one)| (name, &one.obstacle))),
             progress_deadlines: present(deployments.iter().map(|(name, one)| (name, &one.progress_deadline))),
+            runtime_handlers: state.runtimes.current.clone(),
             served: Arc::clone(&state.served),
             listed: state.listed.synced.then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),

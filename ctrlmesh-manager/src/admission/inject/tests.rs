@@ -39,12 +39,46 @@ fn usual() -> Value {
     })
 }
 
+/// A pod without a `RuntimeClass`.
+fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Result<Pod, Refusal> {
+    super::inject(pod, shard, settings, None)
+}
+
 fn injected(annotations: Value, spec: Value) -> Value {
     serde_json::to_value(inject(&pod(annotations, spec), Some("op-1-normal"), &settings()).unwrap()).unwrap()
 }
 
 fn refused(annotations: Value, spec: Value) -> String {
     inject(&pod(annotations, spec), Some("op-1-normal"), &settings()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_pod_with_another_kernel_is_not_left_to_that_of_the_node() {
+    let of = |class: &str, interception: Option<&str>, handler: Option<&str>| {
+        let mut spec = usual();
+        spec["runtimeClassName"] = json!(class);
+        let annotations = interception.map_or(json!({}), |value| json!({annotation::INTERCEPTION: value}));
+        super::inject(&pod(annotations, spec), None, &settings(), handler)
+    };
+    let by = |pod: Result<Pod, Refusal>| {
+        let spec = pod.unwrap().spec.unwrap();
+        let sidecars = spec.init_containers.iter().flatten().filter(|one| one.name == CONTAINER).count();
+        let host = spec.containers[1].env.iter().flatten().any(|one| one.name == "KUBERNETES_SERVICE_HOST");
+        (sidecars, host)
+    };
+    for (class, handler) in [("sandbox", "runsc"), ("gvisor", "gvisor"), ("kata-qemu", "kata-qemu"), ("vm", "Kata")] {
+        for wanted in [None, Some("auto"), Some("env")] {
+            assert_eq!(by(of(class, wanted, Some(handler))), (1, true), "{class} {wanted:?}");
+        }
+        let refused = of(class, Some("ebpf"), Some(handler)).unwrap_err().to_string();
+        assert!(refused.starts_with("spec.runtimeClassName: ") && refused.contains(class), "{refused}");
+    }
+    assert_eq!(by(of("gvisor", None, None)), (1, true), "a class that is not known yet");
+    for (class, handler) in [("nvidia", "nvidia"), ("gvisor", "runc"), ("crun", "crun")] {
+        for wanted in [None, Some("auto"), Some("ebpf")] {
+            assert_eq!(by(of(class, wanted, Some(handler))), (0, false), "{class} {wanted:?}");
+        }
+    }
 }
 
 #[test]
@@ -249,7 +283,7 @@ fn impossible_requests_are_refused_by_field() {
     let host = json!({"hostNetwork": true, "containers": [{"name": "operator", "image": "op"}]});
     assert!(refused(json!({}), host).starts_with("spec.hostNetwork"));
     let mode = refused(json!({annotation::INTERCEPTION: "iptables"}), usual());
-    assert!(mode.contains("\"iptables\" is none of ebpf, env, kubeconfig"), "{mode}");
+    assert!(mode.contains("\"iptables\" is none of auto, ebpf, env, kubeconfig"), "{mode}");
     let resources = refused(json!({annotation::PROXY_RESOURCE: "{"}), usual());
     assert!(resources.contains("proxy-resource"), "{resources}");
     let nobody = r#"[{"name": "third", "env": []}]"#;

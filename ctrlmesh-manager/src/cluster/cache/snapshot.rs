@@ -41,6 +41,8 @@ pub struct Snapshot {
     pub progress_deadlines: BTreeMap<String, i32>,
     /// The revision of the template, by `NAMESPACE/NAME` of the StatefulSet, where its pods ask for a proxy.
     pub update_revisions: BTreeMap<String, String>,
+    /// By the name of the `RuntimeClass`.
+    pub runtime_handlers: BTreeMap<String, String>,
     pub served: Arc<ServedResources>,
     /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
     pub listed: Option<String>,
