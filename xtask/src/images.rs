@@ -29,10 +29,10 @@ const IMAGES: &str = "images";
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Build this image only; may be given several times [default: proxy, manager and example-operator]
+    /// Build this image only; may be given several times [default: proxy, manager, cli and example-operator]
     #[arg(value_name = "NAME")]
     images: Vec<Image>,
-    /// Build proxy and manager without optimisation or compression, as for tests: quick to build, large and slow
+    /// Build what is in Rust without optimisation or compression, as for tests: quick to build, large and slow
     #[arg(long)]
     debug: bool,
 }
@@ -44,6 +44,8 @@ pub enum Image {
     Proxy,
     /// ctrlmesh-manager
     Manager,
+    /// ctrlmesh, the command, for `helm test`
+    Cli,
     /// The operator that stands in for the user's
     ExampleOperator,
     /// prometheus-operator, which we did not write
@@ -83,6 +85,7 @@ impl Image {
         match self {
             Self::Proxy => "ctrlmesh-proxy",
             Self::Manager => "ctrlmesh-manager",
+            Self::Cli => "ctrlmesh",
             Self::ExampleOperator => "example-operator",
             Self::PrometheusOperator | Self::PrometheusOperatorNext => "prometheus-operator",
             Self::ElasticOperator => "elastic-operator",
@@ -102,6 +105,7 @@ impl Image {
         match self {
             Self::Proxy => "ctrlmesh: gives each replica of an operator its share of the objects",
             Self::Manager => "ctrlmesh: decides the shares and tells the proxies",
+            Self::Cli => "ctrlmesh: the command, which checks an installation",
             Self::ExampleOperator => "An ordinary operator, to try ctrlmesh with",
             Self::PrometheusOperator | Self::PrometheusOperatorNext => "prometheus-operator, for tests of ctrlmesh",
             Self::ElasticOperator => "Elastic Cloud on Kubernetes, for tests of ctrlmesh",
@@ -111,9 +115,18 @@ impl Image {
         }
     }
 
+    /// The variables of its program, each `NAME=value`.
+    fn environment(self) -> &'static [&'static str] {
+        match self {
+            // A proxy that was told no policy would let everything pass.
+            Self::Proxy => &["CTRLMESH_PROXY_REQUIRE_POLICY=true"],
+            _ => &[],
+        }
+    }
+
     fn source(self) -> Source {
         match self {
-            Self::Proxy | Self::Manager => Source::Crate,
+            Self::Proxy | Self::Manager | Self::Cli => Source::Crate,
             Self::ExampleOperator => Source::Go("deploy/example-operator", "./cmd"),
             Self::PrometheusOperator => Source::Built(tools::prometheus_operator()),
             Self::PrometheusOperatorNext => Source::Built(tools::prometheus_operator_next()),
@@ -130,7 +143,7 @@ impl Image {
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
 pub fn run_images(options: &Options) -> Result<()> {
-    let all = [Image::Proxy, Image::Manager, Image::ExampleOperator];
+    let all = [Image::Proxy, Image::Manager, Image::Cli, Image::ExampleOperator];
     let wanted = if options.images.is_empty() { &all[..] } else { &options.images };
     for archive in build_anew(wanted, options.debug)? {
         let bytes = fs::metadata(&archive)?.len();
@@ -234,6 +247,7 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
         name: &name,
         description: image.description(),
         entrypoint: &format!("/{}", image.program()),
+        environment: image.environment(),
         local: debug,
     };
     let archive = scratch.join("archive");
@@ -253,7 +267,7 @@ pub(crate) fn build_programs() -> Result<PathBuf> {
     sweep();
     let folder = tools::staged(&folder(false).join("programs"));
     fs::create_dir_all(&folder)?;
-    for image in [Image::Proxy, Image::Manager] {
+    for image in [Image::Proxy, Image::Manager, Image::Cli] {
         fs::copy(build_crate(image.program(), true)?.0, folder.join(image.program()))?;
     }
     Ok(folder)
@@ -264,7 +278,8 @@ fn build_crate(name: &str, debug: bool) -> Result<(PathBuf, Option<Paths>)> {
     if let Some(programs) = env::var_os(PROGRAMS).filter(|_| debug) {
         return Ok((PathBuf::from(programs).join(name), None));
     }
-    if name == Image::Proxy.program() {
+    // The command runs a proxy, too.
+    if [Image::Proxy, Image::Cli].map(Image::program).contains(&name) {
         build_ebpf::build()?;
     }
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
@@ -329,7 +344,9 @@ mod tests {
     fn images_that_docker_builds_say_the_same_of_themselves() {
         let ours = include_str!("../../deploy/Dockerfile");
         let example = include_str!("../../deploy/example-operator/Dockerfile");
-        for (image, file) in [(Image::Proxy, ours), (Image::Manager, ours), (Image::ExampleOperator, example)] {
+        for (image, file) in
+            [(Image::Proxy, ours), (Image::Manager, ours), (Image::Cli, ours), (Image::ExampleOperator, example)]
+        {
             let name = image.name();
             let (title, version) = name.trim_start_matches("ctrlmesh.dev/").split_once(':').unwrap();
             let title = format!("LABEL org.opencontainers.image.title=\"{title}\"");
@@ -338,6 +355,9 @@ mod tests {
             {
                 let said = format!("org.opencontainers.image.{key}=\"{value}\"");
                 assert!(label.contains(&said), "{name}: {said}");
+            }
+            for variable in image.environment() {
+                assert!(label.contains(&format!("\nENV {variable}\n")), "{name}: {variable}");
             }
         }
     }
@@ -350,7 +370,7 @@ mod tests {
         let (minor, _) = channel.rsplit_once('.').unwrap();
         let linker = format!("bpf-linker --version {}", tools::BPF_LINKER);
         let rust = format!("FROM rust:{minor}-bookworm");
-        for said in [rust, linker, "cargo xtask images proxy manager".to_owned()] {
+        for said in [rust, linker, "cargo xtask images proxy manager cli".to_owned()] {
             assert!(file.contains(&said), "{said}");
         }
         let packages = build_ebpf::HINT.split(' ').filter(|word| word.ends_with("-dev"));

@@ -30,6 +30,7 @@ pub mod node;
 pub mod demo;
 
 pub mod docs;
+pub mod chart;
 pub mod lint;
 
 pub mod fuzz;

@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use xtask::setup::Purpose;
-use xtask::{bench, build_ebpf, demo, docs, fuzz, images, lint, node, setup, test, tools, torture, user_cluster};
+use xtask::{
+    bench, build_ebpf, chart, demo, docs, fuzz, images, lint, node, setup, test, tools, torture, user_cluster,
+};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -26,11 +28,13 @@ enum Command {
     /// Build the kernel programs into target/bpf/ctrlmesh.o
     BuildEbpf,
     /// Check formatting, clippy, dependencies and documentation
-    Lint,
+    Lint(lint::Options),
     /// Set up, then run every tier of tests, and end with a table
     Test(test::Options),
-    /// Write the definitions of our resources into deploy/crds, and the manager's roles into deploy/manager/rbac.yaml
+    /// Write the definitions of our resources and the manager's roles into deploy/chart/files, and then as `chart`
     Crds,
+    /// Write the manifests in deploy/ from the chart in deploy/chart, and the table of its values
+    Chart,
     /// Write the reference pages that follow from the code into docs/reference
     Docs,
     /// Build the images that a cluster runs into target/images, without Docker
@@ -77,9 +81,10 @@ fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Setup => return Ok(setup::run_setup(Purpose::Tests)?.into()),
         Command::BuildEbpf => build_ebpf::build()?,
-        Command::Lint => lint::check_all()?,
+        Command::Lint(options) => lint::check_all(options)?,
         Command::Test(options) => return test::run_tiers(&options),
         Command::Crds => lint::write_definitions()?,
+        Command::Chart => chart::write_manifests()?,
         Command::Docs => docs::write_reference()?,
         Command::Images(options) => images::run_images(&options)?,
         Command::Node(chosen) => return node::run_command(&chosen),

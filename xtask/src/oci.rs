@@ -29,6 +29,8 @@ pub(crate) struct About<'a> {
     pub(crate) description: &'a str,
     /// The program that it runs, a path in the image.
     pub(crate) entrypoint: &'a str,
+    /// The program's variables, each `NAME=value`.
+    pub(crate) environment: &'a [&'a str],
     /// Whether it is for this machine only: its layer is then stored as it is, which is large, and nobody packs and
     /// unpacks it.
     pub(crate) local: bool,
@@ -67,7 +69,9 @@ pub(crate) fn write(about: &About<'_>, files: &Path, scratch: &Path, archive: &P
 }
 
 fn config(about: &About<'_>, layer: &str) -> String {
-    let About { name, description, entrypoint, .. } = about;
+    let About { name, description, entrypoint, environment, .. } = about;
+    let environment: Vec<_> = environment.iter().map(|variable| format!("\"{variable}\"")).collect();
+    let environment = environment.join(",");
     let (title, version) = name.rsplit_once(':').unwrap_or((name, ""));
     let title = title.rsplit('/').next().unwrap_or(title);
     let architecture = match std::env::consts::ARCH {
@@ -76,7 +80,7 @@ fn config(about: &About<'_>, layer: &str) -> String {
         other => other,
     };
     format!(
-        r#"{{"architecture":"{architecture}","os":"linux","config":{{"User":"{USER}","Entrypoint":["{entrypoint}"],"WorkingDir":"/","Labels":{{"org.opencontainers.image.description":"{description}","org.opencontainers.image.licenses":"Apache-2.0","org.opencontainers.image.title":"{title}","org.opencontainers.image.version":"{version}"}}}},"rootfs":{{"type":"layers","diff_ids":["sha256:{layer}"]}},"history":[{{"created_by":"cargo xtask images"}}]}}"#
+        r#"{{"architecture":"{architecture}","os":"linux","config":{{"User":"{USER}","Env":[{environment}],"Entrypoint":["{entrypoint}"],"WorkingDir":"/","Labels":{{"org.opencontainers.image.description":"{description}","org.opencontainers.image.licenses":"Apache-2.0","org.opencontainers.image.title":"{title}","org.opencontainers.image.version":"{version}"}}}},"rootfs":{{"type":"layers","diff_ids":["sha256:{layer}"]}},"history":[{{"created_by":"cargo xtask images"}}]}}"#
     )
 }
 
@@ -169,7 +173,8 @@ mod tests {
         fs::create_dir_all(folder.join("files/bin")).unwrap();
         fs::write(folder.join("files/bin/program"), program).unwrap();
         fs::write(folder.join("files/another"), "file").unwrap();
-        let about = About { name: "example.org/a/program:1.2", description: "d", entrypoint: "/bin/program", local };
+        let name = "example.org/a/program:1.2";
+        let about = About { name, description: "d", entrypoint: "/bin/program", environment: &[], local };
         write(&about, &folder.join("files"), &folder, &folder.join("archive")).unwrap();
         let bytes = fs::read(folder.join("archive")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
@@ -185,11 +190,12 @@ mod tests {
 
     #[test]
     fn an_image_says_what_it_is_and_runs_as_nobody() {
-        let about = About { name: "example.org/a/program:1.2", description: "d", entrypoint: "/program", local: false };
+        let (name, environment) = ("example.org/a/program:1.2", &["A=1", "B=2"][..]);
+        let about = About { name, description: "d", entrypoint: "/program", environment, local: false };
         let config = config(&about, "0");
         let labels = [("description", "d"), ("licenses", "Apache-2.0"), ("title", "program"), ("version", "1.2")];
         let labels = labels.map(|(name, value)| format!(r#""org.opencontainers.image.{name}":"{value}""#));
-        let runs = r#""User":"65532:65532","Entrypoint":["/program"]"#.to_owned();
+        let runs = r#""User":"65532:65532","Env":["A=1","B=2"],"Entrypoint":["/program"]"#.to_owned();
         for said in labels.into_iter().chain([runs]) {
             assert!(config.contains(&said), "{said}: {config}");
         }

@@ -12,10 +12,12 @@ use crate::run::{root, run, succeeds, with_own_toolchain};
 use crate::{build_ebpf, disk_space, tools};
 
 mod assets;
+pub mod helm;
 pub mod kubectl;
 mod nightly;
 mod operators;
 mod packages;
+pub mod versions;
 
 use self::nightly::Nightly;
 pub use assets::assets_problem;
@@ -74,6 +76,7 @@ enum Task {
     PrometheusOperator,
     PrometheusOperatorNext,
     ElasticOperator,
+    Helm,
 }
 
 /// What a machine lacks for a purpose, and may be installed or built here.
@@ -134,6 +137,7 @@ impl Plan {
             (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
             (Task::PrometheusOperatorNext, !tools::prometheus_operator_next().is_file()),
             (Task::ElasticOperator, !tools::elastic_operator().is_file()),
+            (Task::Helm, helm::lacking().next().is_some()),
         ];
         let lacking = lacking.into_iter().filter_map(|(task, lacks)| lacks.then_some(task));
         let tasks = lacking.filter(|task| task.is_due(purpose, go.is_none())).collect();
@@ -178,7 +182,8 @@ impl Task {
             | Self::Collector
             | Self::PrometheusOperator
             | Self::PrometheusOperatorNext
-            | Self::ElasticOperator => has_go && purpose == Purpose::Tests,
+            | Self::ElasticOperator
+            | Self::Helm => has_go && purpose == Purpose::Tests,
         }
     }
 
@@ -218,6 +223,7 @@ impl Task {
                 seconds(300),
                 operators::build_elastic_operator,
             ),
+            Self::Helm => helm::prepare().map(drop),
         }
     }
 }
@@ -282,16 +288,8 @@ fn build_go(program: &str, package: &str) -> Result<()> {
     let folder = target.parent().context("the folder of a tool")?;
     fs::create_dir_all(folder)?;
     let staged = tools::staged(&target);
-    let (major, minor) = tools::KUBERNETES
-        .trim_start_matches('v')
-        .rsplit_once('.')
-        .map_or(("", ""), |(release, _)| release.split_once('.').unwrap_or_default());
-    let version = "k8s.io/component-base/version";
-    let flags = format!(
-        "-s -w -X {version}.gitVersion={} -X {version}.gitMajor={major} -X {version}.gitMinor={minor}",
-        tools::KUBERNETES
-    );
     let mut go = Command::new("go");
+    let flags = versions::flags(tools::KUBERNETES);
     go.args(["build", "-trimpath", "-ldflags", &flags, "-o"]).arg(&staged).arg(package);
     run(go.current_dir(root().join("xtask/control-plane")).env("CGO_ENABLED", "0"))?;
     Ok(fs::rename(&staged, &target)?)
@@ -377,7 +375,7 @@ mod tests {
     fn the_demo_builds_only_its_own_tools_and_none_without_go() {
         let operators = [Task::PrometheusOperator, Task::PrometheusOperatorNext, Task::ElasticOperator];
         let tools = [Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec, Task::Prometheus, Task::Collector];
-        let all = [&tools, &operators[..]].concat();
+        let all = [&tools, &operators[..], &[Task::Helm]].concat();
         let due = |purpose, has_go| -> Vec<Task> {
             all.iter().copied().filter(|task| task.is_due(purpose, has_go)).collect()
         };
@@ -413,6 +411,11 @@ mod tests {
                 format!("github.com/prometheus-operator/prometheus-operator {} ", tools::PROMETHEUS_OPERATOR_NEXT),
             ),
             ("eck", format!("github.com/elastic/cloud-on-k8s/v3 {} ", tools::ECK)),
+            ("kubernetes-1.30", format!("k8s.io/kubernetes {} ", tools::OTHER_KUBERNETES[0])),
+            ("kubernetes-1.33", format!("k8s.io/kubernetes {} ", tools::OTHER_KUBERNETES[1])),
+            ("kubernetes-1.37", format!("k8s.io/kubernetes {} ", tools::OTHER_KUBERNETES[2])),
+            ("helm-v3", format!("helm.sh/helm/v3 {} ", tools::HELM_3)),
+            ("helm-v4", format!("helm.sh/helm/v4 {} ", tools::HELM_4)),
         ];
         for (module, version) in versions {
             let text = fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();

@@ -154,6 +154,7 @@ impl Tier {
             Self::ControlPlane if !tools::prometheus().is_file() || !tools::promtool().is_file() => {
                 Some("needs Prometheus".to_owned())
             }
+            Self::ControlPlane | Self::Node if setup::helm::lacking().next().is_some() => Some("needs helm".to_owned()),
             Self::ControlPlane if !tools::otel_collector().is_file() => {
                 Some("needs the OpenTelemetry collector".to_owned())
             }

@@ -20,6 +20,10 @@ pub const ASSETS: &str = "KUBEBUILDER_ASSETS";
 /// The release of Kubernetes that the test bed runs.
 pub const KUBERNETES: &str = "v1.36.3";
 
+/// Other releases of Kubernetes, from the oldest that we work with: their API servers have to take our manifests. The
+/// folders `xtask/kubernetes-1.30` and so on name them.
+pub const OTHER_KUBERNETES: [&str; 3] = ["v1.30.14", "v1.33.13", "v1.37.2"];
+
 /// The release of etcd that the test bed runs.
 pub const ETCD: &str = "v3.6.8";
 
@@ -40,6 +44,10 @@ pub const PROMETHEUS_OPERATOR_NEXT: &str = "v0.87.1";
 
 /// The release of Elastic's operator (Elastic Cloud on Kubernetes), as `xtask/eck/go.mod` names it.
 pub const ECK: &str = "v3.5.0";
+
+/// The releases of Helm, as `xtask/helm-v3/go.mod` and `xtask/helm-v4/go.mod` name them.
+pub const HELM_3: &str = "v3.22.0";
+pub const HELM_4: &str = "v4.3.2";
 
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
@@ -76,6 +84,11 @@ pub fn control_plane(program: &str) -> PathBuf {
         _ if program == "etcd" => cache().join("etcd").join(ETCD).join(program),
         _ => cache().join("kubernetes").join(KUBERNETES).join(program),
     }
+}
+
+/// The API server of one of [`OTHER_KUBERNETES`].
+pub fn api_server_of(release: &str) -> PathBuf {
+    cache().join("kubernetes").join(release).join("kube-apiserver")
 }
 
 /// The folder of programs to use instead of ours, where the user names one.
@@ -128,6 +141,11 @@ pub fn prometheus_operator_next() -> PathBuf {
 /// folder `samples`, of its module.
 pub fn elastic_operator() -> PathBuf {
     cache().join("eck").join(ECK).join("elastic-operator")
+}
+
+/// Helm, in the release [`HELM_3`] or [`HELM_4`].
+pub fn helm(release: &str) -> PathBuf {
+    cache().join("helm").join(release).join("helm")
 }
 
 /// The linker of the kernel programs, as we build it.

@@ -36,14 +36,16 @@ mod tests {
 
     #[test]
     fn the_files_in_deploy_are_those_of_the_types() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/crds");
-        for definition in all().unwrap() {
-            let there = fs::read_to_string(folder.join(&definition.file)).unwrap_or_default();
-            assert!(there == definition.yaml, "{} is stale: run `cargo xtask crds`", definition.file);
-        }
         let ours = |name: &str| name.starts_with("ctrlmesh.kusionstack.io_");
-        let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());
-        let files = files.filter(|name| name.to_str().is_some_and(ours));
-        assert_eq!(files.count(), 4, "one is left of a kind that is gone");
+        for folder in ["../deploy/crds", "../deploy/chart/files/crds"] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+            for definition in all().unwrap() {
+                let there = fs::read_to_string(folder.join(&definition.file)).unwrap_or_default();
+                assert!(there == definition.yaml, "{} is stale: run `cargo xtask crds`", definition.file);
+            }
+            let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());
+            let files = files.filter(|name| name.to_str().is_some_and(ours));
+            assert_eq!(files.count(), 4, "one is left of a kind that is gone");
+        }
     }
 }

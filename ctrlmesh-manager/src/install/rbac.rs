@@ -1,4 +1,4 @@
-//! The rights of the managers, as a table from which `deploy/manager/rbac.yaml` is generated.
+//! The rights of the managers, as a table from which `deploy/chart/files/rbac.yaml` is generated.
 //!
 //! A test against a real API server compares the table with the requests of the managers: nothing is refused,
 //! and nothing is granted that is never used.
@@ -18,8 +18,8 @@ pub const BACKGROUND: &str = "ctrlmesh-manager-background";
 /// An aggregated role: whoever lists a kind adds the right to label it.
 pub const LABELS: &str = "ctrlmesh-manager-labels";
 
-/// Rights of [`ACCOUNT`] that only rollouts need.
-const ROLLOUTS: &str = "ctrlmesh-manager-rollouts";
+/// Rights of [`ACCOUNT`] that only rollouts need. They may be left out where no versions are tried.
+pub const ROLLOUTS: &str = "ctrlmesh-manager-rollouts";
 
 /// Name of the webhook configurations in `deploy/`.
 pub const WEBHOOKS: &str = "ctrlmesh";
@@ -74,7 +74,7 @@ const OF_ROLLOUTS: [Rule; 4] = [
     rule("Tell workloads whether the version of a pod is promoted.", "", &["pods/status"], &["patch"]),
 ];
 
-const CLUSTER: [Rule; 22] = [
+const CLUSTER: [Rule; 23] = [
     rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
     rule(
         "Find enrolled pods, label them with their shard, and say which of them a Deployment should remove first.",
@@ -140,6 +140,7 @@ const CLUSTER: [Rule; 22] = [
     rule("Send events.", "events.k8s.io", &["events"], &["create", "patch"]),
     rule("Watch namespaces.", "", &["namespaces"], &["list", "watch"]),
     rule("Watch which kinds there are.", "apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
+    rule("Know which pods have a kernel of their own.", "node.k8s.io", &["runtimeclasses"], &["list", "watch"]),
     Rule {
         names: &[POLICY],
         ..rule(
@@ -299,7 +300,7 @@ fn aggregated_role() -> String {
     let comment = "# Aggregates the rights to label objects. For each kind that a root names (spec.root.resourceSelector) or that\n# ConfigMap ctrlmesh-sharding-resource lists, create a ClusterRole with the label below and the verbs list, watch\n# and patch.\n";
     let head = head(Scope::Cluster.kind(), LABELS, Scope::Cluster);
     format!(
-        "{comment}{head}aggregationRule:\n  clusterRoleSelectors:\n  - matchLabels:\n      {}: \"true\"\nrules: []\n",
+        "{comment}{head}aggregationRule:\n  clusterRoleSelectors:\n  - matchLabels:\n      {}: \"true\"\n",
         label::AGGREGATE_TO_LABELS
     )
 }
@@ -341,8 +342,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_in_deploy_is_that_of_the_table() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manager/rbac.yaml");
+    fn the_file_of_the_chart_is_that_of_the_table() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart/files/rbac.yaml");
         let there = fs::read_to_string(file).unwrap_or_default();
         assert!(there == yaml(), "rbac.yaml is stale: run `cargo xtask crds`");
     }

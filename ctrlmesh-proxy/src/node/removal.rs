@@ -3,8 +3,8 @@
 //! During an update nothing may pass, so pods stay attached, and the kernel refuses connections that no process serves.
 //! When the DaemonSet or its namespace is deleted, no process will follow, and the pods are released. The API server
 //! tells which of both it is: only a 404 or a deletion timestamp of these two objects counts. A 401 or 403 proves
-//! nothing. The service account may be deleted before this process is stopped. So the namespace is watched from the
-//! start, and its deletion is seen while the account still may.
+//! nothing. The service account may be deleted before this process is stopped: with its namespace, or by Helm right
+//! after the DaemonSet. So both are watched from the start, and a deletion is seen while the account still may.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use ctrlmesh_runtime::drain::Drain;
 /// For an answer of the API server.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Before the namespace is watched again: the API server may be restarting.
+/// Before an object is watched again: the API server may be restarting.
 const WATCH_RETRY: Duration = Duration::from_secs(5);
 
 /// The timeout of a watch that the API server gets.
@@ -39,7 +39,7 @@ const WATCH_SECONDS: u32 = 300;
 /// A watch that lasts longer is given up: the API server may be gone without closing the connection.
 const WATCH_DEADLINE: Duration = Duration::from_secs(330);
 
-/// Only the namespace's metadata is needed.
+/// Only an object's metadata is needed.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// Asks the API server whether ctrlmesh is removed.
@@ -49,8 +49,15 @@ pub struct RemovalCheck {
     trust: Arc<Trust>,
     token: PathBuf,
     daemon_set: PodName,
-    /// Whether the watch saw the namespace's deletion.
-    going: Arc<AtomicBool>,
+    /// Whether a watch saw the deletion of [`Watched::Namespace`] or [`Watched::DaemonSet`].
+    going: Arc<[AtomicBool; 2]>,
+}
+
+/// What is watched, and its place in [`RemovalCheck::going`].
+#[derive(Clone, Copy, Debug)]
+enum Watched {
+    Namespace,
+    DaemonSet,
 }
 
 /// Takes ctrlmesh out of the kernel when it is removed.
@@ -103,25 +110,27 @@ impl RemovalCheck {
         Self { target, trust, token, daemon_set, going: Arc::default() }
     }
 
-    /// Watches the namespace until shutdown.
+    /// Watches the namespace and the DaemonSet until shutdown.
     pub async fn watch(self, drain: Drain) {
-        let watched = async {
-            loop {
-                let begun = Instant::now();
-                let watched = time::timeout(WATCH_DEADLINE, Box::pin(self.watch_once())).await;
-                if let Err(error) = watched.map_err(anyhow::Error::from).flatten() {
-                    let error = format!("{error:#}");
-                    debug!(error, "our namespace is not watched for a moment");
-                    time::sleep(WATCH_RETRY).await;
-                } else if begun.elapsed() < WATCH_RETRY {
-                    // An API server that ends each watch at once is not asked in a loop.
-                    time::sleep(WATCH_RETRY).await;
-                }
-            }
-        };
         tokio::select! {
             () = drain.started() => {}
-            () = watched => {}
+            () = self.watch_forever(Watched::Namespace) => {}
+            () = self.watch_forever(Watched::DaemonSet) => {}
+        }
+    }
+
+    async fn watch_forever(&self, watched: Watched) {
+        loop {
+            let begun = Instant::now();
+            let ended = time::timeout(WATCH_DEADLINE, Box::pin(self.watch_once(watched))).await;
+            if let Err(error) = ended.map_err(anyhow::Error::from).flatten() {
+                let error = format!("{error:#}");
+                debug!(?watched, error, "not watched for a moment");
+                time::sleep(WATCH_RETRY).await;
+            } else if begun.elapsed() < WATCH_RETRY {
+                // An API server that ends each watch at once is not asked in a loop.
+                time::sleep(WATCH_RETRY).await;
+            }
         }
     }
 
@@ -134,7 +143,8 @@ impl RemovalCheck {
                 gone
             }
             Err(error) => {
-                let (error, gone) = (format!("{error:#}"), self.going.load(Ordering::Relaxed));
+                let gone = self.going.iter().any(|going| going.load(Ordering::Relaxed));
+                let error = format!("{error:#}");
                 warn!(error, gone, "the API server does not say whether we are removed");
                 gone
             }
@@ -160,22 +170,24 @@ impl RemovalCheck {
         }
     }
 
-    async fn watch_once(&self) -> anyhow::Result<()> {
-        let namespace = &self.daemon_set.namespace;
-        let path = format!(
-            "/api/v1/namespaces?watch=true&fieldSelector=metadata.name%3D{namespace}&timeoutSeconds={WATCH_SECONDS}"
-        );
+    async fn watch_once(&self, watched: Watched) -> anyhow::Result<()> {
+        let PodName { namespace, name } = &self.daemon_set;
+        let (all, name) = match watched {
+            Watched::Namespace => ("/api/v1/namespaces".to_owned(), namespace),
+            Watched::DaemonSet => (format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"), name),
+        };
+        let path = format!("{all}?watch=true&fieldSelector=metadata.name%3D{name}&timeoutSeconds={WATCH_SECONDS}");
         self.client()
             .with(&path, METADATA, async |response| {
                 let (status, mut body) = (response.status(), response.into_body());
-                ensure!(status.is_success(), "watch {namespace}: {status}");
+                ensure!(status.is_success(), "watch {name}: {status}");
                 let mut bytes = Vec::new();
                 while let Some(frame) = body.frame().await {
                     bytes.extend(frame?.into_data().unwrap_or_default());
                     while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
                         let event: Vec<u8> = bytes.drain(..=end).collect();
-                        if let Some(going) = is_going(&event, namespace) {
-                            self.going.store(going, Ordering::Relaxed);
+                        if let Some(going) = is_going(&event, name) {
+                            self.going[watched as usize].store(going, Ordering::Relaxed);
                         }
                     }
                     ensure!(bytes.len() <= MAX_BYTES, "an event of more than {MAX_BYTES} bytes");
@@ -246,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_says_whether_the_namespace_goes() {
+    fn an_event_says_whether_the_object_goes() {
         let going = |kind: &str, object: &str| {
             let event = format!(r#"{{"type": "{kind}", "object": {object}}}"#);
             is_going(event.as_bytes(), "a")

@@ -41,6 +41,8 @@ pub struct Options {
     pub runtime_config: Vec<String>,
     /// Whether a kube-controller-manager runs. Default no.
     pub controller_manager: bool,
+    /// The API server, in another release than [`Tools`] finds.
+    pub api_server: Option<PathBuf>,
 }
 
 /// Where a control plane runs.
@@ -137,7 +139,7 @@ impl ControlPlane {
             // All have one: the Service has one port for all.
             let port = if options.addresses.is_empty() { secure } else { WELL_KNOWN_PORTS[2] };
             let at = Place { number, address: *address, port, etcd: etcd_address };
-            ApiServer::new(&tools.apiserver, path, &pki, options, location, at)
+            ApiServer::new(options.api_server.as_ref().unwrap_or(&tools.apiserver), path, &pki, options, location, at)
         };
         let servers = addresses.iter().enumerate().map(of).collect::<Result<_>>()?;
         let location = location.clone();

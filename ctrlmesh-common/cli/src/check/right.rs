@@ -31,13 +31,15 @@ pub(super) const OF_COMMANDS: [Right; 4] = [
 ];
 
 /// What `kubectl apply -k deploy/` creates.
-pub(super) const OF_INSTALLATION: [Right; 14] = [
+pub(super) const OF_INSTALLATION: [Right; 17] = [
     everywhere("create", "", "namespaces", INSTALLATION),
     everywhere("create", "apiextensions.k8s.io", "customresourcedefinitions", INSTALLATION),
     everywhere("create", RBAC, "clusterroles", INSTALLATION),
     everywhere("create", RBAC, "clusterrolebindings", INSTALLATION),
     everywhere("create", ADMISSION, "validatingwebhookconfigurations", INSTALLATION),
     everywhere("create", ADMISSION, "mutatingwebhookconfigurations", INSTALLATION),
+    everywhere("create", ADMISSION, "validatingadmissionpolicies", INSTALLATION),
+    everywhere("create", ADMISSION, "validatingadmissionpolicybindings", INSTALLATION),
     everywhere("create", "flowcontrol.apiserver.k8s.io", "flowschemas", INSTALLATION),
     everywhere("create", "flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", INSTALLATION),
     own("", "serviceaccounts"),
@@ -46,6 +48,7 @@ pub(super) const OF_INSTALLATION: [Right; 14] = [
     own("apps", "deployments"),
     own("apps", "daemonsets"),
     own("policy", "poddisruptionbudgets"),
+    own("networking.k8s.io", "networkpolicies"),
 ];
 
 const INSTALLATION: &str = "`kubectl apply -k deploy/`";
@@ -107,7 +110,8 @@ mod tests {
         }
         // The right to create bindings and roles of a namespace follows from that of cluster scope.
         for kind in kinds.iter().filter(|kind| !["role", "rolebinding"].contains(&kind.as_str())) {
-            let is_listed = OF_INSTALLATION.iter().any(|right| right.resource == format!("{kind}s"));
+            let plural = kind.strip_suffix('y').map_or_else(|| format!("{kind}s"), |stem| format!("{stem}ies"));
+            let is_listed = OF_INSTALLATION.iter().any(|right| right.resource == plural);
             assert!(is_listed, "{kind}");
         }
     }

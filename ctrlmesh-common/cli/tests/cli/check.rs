@@ -274,7 +274,7 @@ async fn a_cluster_without_ctrlmesh_is_checked_before_it() {
     let screen = stdout(&checked);
     assert_eq!(checked.status.code(), Some(0), "{screen}");
     assert!(
-        screen.contains("you have 14 of 14 rights that are needed") && !screen.contains("Installation"),
+        screen.contains("you have 17 of 17 rights that are needed") && !screen.contains("Installation"),
         "{screen}"
     );
     assert!(screen.contains("skipped   cgroups") && screen.contains("ok        architecture"), "{screen}");

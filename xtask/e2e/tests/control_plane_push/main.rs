@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
+mod accounts;
 mod address;
 mod alerts_fire;
 mod alerts_of_managers;

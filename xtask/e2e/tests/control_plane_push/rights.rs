@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ShardingConfig};
 use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
-use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, ROLES, Scope, yaml};
+use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, ROLES, Scope};
 use ctrlmesh_manager::labels::POLICY;
 use ctrlmesh_manager::ownership::fence_names::object_name;
 use ctrlmesh_testbed::audit_log::{AuditEvent, User};
@@ -14,14 +14,11 @@ use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-    ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::audit::{PROGRAM, requests};
@@ -30,6 +27,7 @@ use crate::full::{OPERATOR, ROOT, SYSTEM, divide_fenced, world};
 use crate::process::Replica;
 use crate::token::{self, TestPod};
 
+pub(crate) mod installed;
 mod rollout;
 
 /// What is granted and not asked for here: by whom, of what, how.
@@ -131,49 +129,6 @@ fn not_asked(asked: &Requests) -> UnusedRights {
         }
     }
     left
-}
-
-async fn grant(client: &Client) {
-    for document in documents(&yaml()) {
-        let object: DynamicObject = serde_json::from_value(document).unwrap();
-        let types = object.types.clone().unwrap();
-        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types).unwrap());
-        let api: Api<DynamicObject> = match object.namespace() {
-            Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
-            None => Api::all_with(client.clone(), &resource),
-        };
-        let force = PatchParams::apply("test").force();
-        api.patch(&object.name_any(), &force, &Patch::Apply(&object)).await.unwrap();
-    }
-    // As whoever lists a kind does; nobody aggregates here.
-    let role = json!({"metadata": {"name": "kinds"}, "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch", "patch"]}]});
-    let role: ClusterRole = serde_json::from_value(role).unwrap();
-    Api::all(client.clone()).create(&PostParams::default(), &role).await.unwrap();
-    let binding = json!({
-        "metadata": {"name": "kinds"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "kinds"},
-        "subjects": [{"kind": "ServiceAccount", "name": BACKGROUND, "namespace": NAMESPACE}],
-    });
-    let binding: ClusterRoleBinding = serde_json::from_value(binding).unwrap();
-    Api::all(client.clone()).create(&PostParams::default(), &binding).await.unwrap();
-}
-
-fn documents(text: &str) -> Vec<Value> {
-    text.split("\n---\n").map(|one| serde_saphyr::from_str(one).unwrap()).collect()
-}
-
-/// Configurations as those in deploy/, of whom the managers are asked about nothing.
-async fn registered(client: &Client) {
-    let rule = json!({"apiGroups": ["nothing.example.com"], "apiVersions": ["*"], "resources": ["*"], "operations": ["CREATE"]});
-    let hook = json!({
-        "name": "nothing.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
-        "failurePolicy": "Ignore", "clientConfig": {"url": "https://127.0.0.1:1/"}, "rules": [rule],
-    });
-    let config = json!({"metadata": {"name": "ctrlmesh", "labels": {"app.kubernetes.io/part-of": "ctrlmesh"}}, "webhooks": [hook]});
-    let one: ValidatingWebhookConfiguration = serde_json::from_value(config.clone()).unwrap();
-    Api::all(client.clone()).create(&PostParams::default(), &one).await.unwrap();
-    let other: MutatingWebhookConfiguration = serde_json::from_value(config).unwrap();
-    Api::all(client.clone()).create(&PostParams::default(), &other).await.unwrap();
 }
 
 /// Two managers that may do what the table says, and the first's arguments.
@@ -374,8 +329,8 @@ async fn the_managers_have_all_rights_that_they_use_and_no_others() {
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();
     world(&client).await;
-    grant(&client).await;
-    registered(&client).await;
+    installed::grant(&client).await;
+    installed::registered(&client).await;
     let _managers = everything(&cluster, &client, &folder).await;
     let mut left = BTreeSet::new();
     let all = tokio::time::timeout(PATIENCE, async {

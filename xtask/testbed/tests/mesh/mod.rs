@@ -54,15 +54,23 @@ fn deploy(cluster: &Cluster) -> Result<()> {
 }
 
 fn install(cluster: &Cluster) -> Result<()> {
-    if let Some(node) = cluster.node() {
-        // A cluster of the user's has its own.
-        cluster.serve_names()?;
-        for archive in images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)? {
-            node.load(&archive)?;
-        }
-    }
+    prepare(cluster)?;
     kubectl(cluster, &["apply", "--kustomize", &checkout("deploy").display().to_string()])?;
     ready(cluster)?;
+    with_example(cluster)
+}
+
+/// Gives a node of ours what every cluster has, and our images.
+pub(crate) fn prepare(cluster: &Cluster) -> Result<()> {
+    // A cluster of the user's has its own.
+    let Some(node) = cluster.node() else { return Ok(()) };
+    cluster.serve_names()?;
+    let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
+    archives.iter().try_for_each(|archive| node.load(archive))
+}
+
+/// Installs the kind and the role of the example operator.
+pub(crate) fn with_example(cluster: &Cluster) -> Result<()> {
     for file in ["crd/web.example.com_websites.yaml", "rbac/role.yaml"] {
         let file = checkout("deploy/example-operator/config").join(file).display().to_string();
         kubectl(cluster, &["apply", "--filename", &file])?;

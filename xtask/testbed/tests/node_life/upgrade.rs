@@ -178,7 +178,7 @@ fn did_what_they_may(cluster: &Cluster) -> Result<()> {
     ensure!(refused.is_none(), "{refused:?}");
     let asked = requests.iter().filter(|one| !one.object.resource.is_empty());
     let asked: BTreeSet<(&str, &str)> = asked.map(|one| (&*one.verb, &*one.object.resource)).collect();
-    let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "namespaces")];
+    let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "daemonsets"), ("watch", "namespaces")];
     ensure!(asked == may.into(), "{asked:?}");
     Ok(())
 }

@@ -227,7 +227,7 @@ async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
     let message = refusal(create(&pods, host).await)?;
     ensure!(message.contains("spec.hostNetwork"), "{message}");
     let message = refusal(create(&pods, pod("op-8", json!({annotation::INTERCEPTION: "x"}))).await)?;
-    ensure!(message.contains("none of ebpf, env, kubeconfig"), "{message}");
+    ensure!(message.contains("none of auto, ebpf, env, kubeconfig"), "{message}");
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! What canary upgrades ask for, by the functions that ask for it.
 
-use ctrlmesh_common::names;
+use ctrlmesh_common::names::{self, label};
 use ctrlmesh_manager::rollout::gate::{self, GateState};
 use ctrlmesh_manager::rollout::workload::{RollBack, Workload, replace_stuck, roll_back};
 use ctrlmesh_manager::rules::pod::PodName;
@@ -43,12 +43,12 @@ async fn manager(folder: &TempDir) -> Client {
 
 async fn deployment(client: &Client, manager: &Client, name: &str) {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
-    let labels = json!({"app": name});
+    let labels = json!({"app": name, label::ENABLE_PROXY: "true"});
     let spec = json!({"selector": {"matchLabels": labels}, "template": template(&labels, "b")});
     let there = create(&deployments, json!({"metadata": {"name": name}, "spec": spec})).await;
     let sets: Api<ReplicaSet> = Api::namespaced(client.clone(), NAMESPACE);
     for (hash, image) in [("1", "a"), ("2", "b")] {
-        let labels = json!({"app": name, "pod-template-hash": hash});
+        let labels = json!({"app": name, label::ENABLE_PROXY: "true", "pod-template-hash": hash});
         let metadata = owned(&format!("{name}-{hash}"), "Deployment", &there, &labels);
         let spec = json!({"selector": {"matchLabels": labels}, "template": template(&labels, image)});
         create(&sets, json!({"metadata": metadata, "spec": spec})).await;
@@ -66,7 +66,7 @@ async fn deployment(client: &Client, manager: &Client, name: &str) {
 
 async fn stateful_set(client: &Client, manager: &Client, name: &str) {
     let sets: Api<StatefulSet> = Api::namespaced(client.clone(), NAMESPACE);
-    let labels = json!({"app": name});
+    let labels = json!({"app": name, label::ENABLE_PROXY: "true"});
     let spec = json!({"serviceName": name, "selector": {"matchLabels": labels}, "template": template(&labels, "b")});
     let there = create(&sets, json!({"metadata": {"name": name}, "spec": spec})).await;
     let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), NAMESPACE);
