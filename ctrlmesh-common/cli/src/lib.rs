@@ -17,6 +17,7 @@ mod top;
 mod load;
 mod plan;
 mod steer;
+mod migrate;
 mod version;
 mod trace;
 mod check;
@@ -81,6 +82,8 @@ enum Command {
     Check(check::Arguments),
     /// Serve a page that shows who owns what, on this machine only, and open it in a browser
     Dashboard(dashboard::Arguments),
+    /// Take a cluster over from KusionStack Controller Mesh or Kridge, step by step, and back
+    Migrate(migrate::Arguments),
     /// Show the versions of this program, and of the managers and proxies of a cluster
     Version(version::Arguments),
     /// Show canary upgrades of operators, and go on with one or end one
@@ -123,6 +126,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Move(arguments) => steer::give(&arguments)?,
         Command::Drain(arguments) => steer::drain(&arguments)?,
         Command::Rebalance(arguments) => steer::rebalance(&arguments)?,
+        Command::Migrate(arguments) => migrate::run(&arguments)?,
         Command::Dashboard(arguments) => dashboard::run(&arguments)?,
         Command::Check(arguments) => return Ok(check::run(&arguments)?),
         Command::Version(arguments) => version::run(&arguments)?,
