@@ -76,6 +76,8 @@ pub enum Error {
         "webhook calls to {address}: of each pod those to {INBOUND_PER_POD} addresses and ports are taken, not more"
     )]
     TooMany { address: SocketAddr },
+    #[error("remove the table of nftables that drops what bypasses the proxy")]
+    Bypass(#[source] io::Error),
     #[error("make our IPv6 prefix local in network namespace {path}")]
     Prefix { path: PathBuf, source: io::Error },
     #[error("nothing is attached at {0}")]
@@ -117,6 +119,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the machine cannot do what we need, whoever asks, and however often.
+    pub fn is_of_the_kernel(&self) -> bool {
+        matches!(self, Self::Kernel { .. } | Self::NoCgroup2 | Self::NoBpffs { .. })
+    }
+
     pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { doing, path, source }

@@ -10,6 +10,7 @@ mod target;
 mod host;
 mod error;
 mod network;
+mod bypass;
 mod pins;
 mod programs;
 mod interceptor;
@@ -17,6 +18,7 @@ pub mod command;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+pub use bypass::{BypassFilter, Bypasses};
 pub use error::Error;
 pub use host::{cgroup, containers, namespaces};
 pub use interceptor::Interceptor;

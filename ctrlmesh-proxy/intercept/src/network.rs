@@ -1,4 +1,6 @@
-//! Network namespaces: listeners in them, and the route of our IPv6 prefix.
+//! Network namespaces: listeners in them, the route of our IPv6 prefix, and what is dropped past the proxy.
 
+mod netlink;
 pub(crate) mod route;
 pub mod listener;
+pub(crate) mod nftables;

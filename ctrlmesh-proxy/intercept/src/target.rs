@@ -91,10 +91,15 @@ impl Targets {
         all
     }
 
+    /// Those that are no prefix, as addresses and ports.
+    pub fn exact(&self) -> impl Iterator<Item = SocketAddr> {
+        let exact = self.list.iter().filter(|target| target.host_bits == 0);
+        exact.map(|target| SocketAddr::new(target.address.into(), target.port))
+    }
+
     /// The addresses of those that are no prefix.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let exact = self.list.iter().filter(|target| target.host_bits == 0);
-        exact.map(|target| target.address.into())
+        self.exact().map(|server| server.ip())
     }
 }
 

@@ -75,7 +75,7 @@ impl Bed {
     /// `fd00:244::5` here.
     pub(crate) fn wire(&self, suffix: &str) {
         self.namespace(suffix);
-        let (pod, node) = (self.name.clone(), format!("{}{suffix}", self.name));
+        let (pod, node) = (self.name(""), self.name(suffix));
         must(
             Command::new("ip")
                 .args(["link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns", &node]),
@@ -102,6 +102,11 @@ impl Bed {
         let mut command = Command::new("ip");
         let command = command.args(["-n", &self.name, "-6", "route", "show", "table", "local"]);
         String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
+    /// Name of a namespace, as `ip` knows it.
+    pub(crate) fn name(&self, suffix: &str) -> String {
+        format!("{}{suffix}", self.name)
     }
 
     /// Path of a namespace.

@@ -10,6 +10,7 @@
 mod harness;
 mod any_address;
 mod bed;
+mod bypass;
 mod command;
 mod counted;
 mod egress;

@@ -1,6 +1,7 @@
 //! Removes everything from the kernel: programs, tables and pins.
 
 use crate::Error;
+use crate::bypass::BypassFilter;
 use crate::host::cgroup::Hierarchy;
 use crate::interceptor::attach::Options;
 use crate::interceptor::register::Register;
@@ -10,13 +11,19 @@ use crate::pins::{Pins, Slot};
 use crate::programs::link;
 use crate::programs::map::Maps;
 
-/// Removes every attachment, every map and every folder below `pins`. Nothing of it is left in the kernel, unless
-/// another process holds it.
+/// Removes every attachment, every map and every folder below `pins`, and the owner's filter of what bypasses the proxy.
+/// Nothing of it is left in the kernel, unless another process holds it.
 ///
 /// # Errors
 /// If another owner's pods are attached, and not told to remove `everybody`'s: then the maps stay for those, and this
 /// owner's pods are let go of. If something cannot be removed.
 pub fn uninstall(options: &Options, everybody: bool) -> Result<(), Error> {
+    let removed = BypassFilter::remove(&options.owner).map_err(Error::Bypass);
+    // Whatever becomes of the filter, no pod is left without a proxy.
+    detach_all(options, everybody).and(removed)
+}
+
+fn detach_all(options: &Options, everybody: bool) -> Result<(), Error> {
     let pins = Pins::at(&options.pins);
     permissions::refuse_mount_point(&options.pins)?;
     let Some(_lock) = pins.lock_made()? else { return Ok(()) };
