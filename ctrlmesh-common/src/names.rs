@@ -29,6 +29,8 @@ pub mod label {
     pub const ENABLE_PROXY: &str = "ctrlmesh.kusionstack.io/enable-proxy";
     /// On pods: the name of the `ShardingConfig` that they were admitted under.
     pub const SHARDING_CONFIG_INJECTED: &str = "ctrlmesh.kusionstack.io/sharding-config-injected";
+    /// On nodes: whether a node proxy is there whose kernel redirects connections, `"true"` or `"false"`; set by it.
+    pub const EBPF: &str = "ctrlmesh.kusionstack.io/ebpf";
     /// On a `ShardingConfig`: the root that made them.
     pub const AUTO_SHARDING_ROOT: &str = "ctrlmesh.kusionstack.io/auto-sharding-root";
     /// On the objects of a fence in the API server: the namespace of its root.
@@ -57,7 +59,7 @@ pub mod label {
 
 /// Keys of annotations: on pods, the last four on roots and `CircuitBreakers`.
 pub mod annotation {
-    /// How connections reach the proxy: `ebpf`, `env` or `kubeconfig`.
+    /// How connections reach the proxy: `auto`, `ebpf`, `env` or `kubeconfig`.
     pub const INTERCEPTION: &str = "ctrlmesh.kusionstack.io/interception";
     /// `"true"` puts a proxy of its own into the pod; implied by the interceptions `env` and `kubeconfig`.
     pub const SIDECAR: &str = "ctrlmesh.kusionstack.io/sidecar";
@@ -89,6 +91,9 @@ pub mod annotation {
 /// The condition of a pod, and its readiness gate, that says whether its version is promoted. Pods of a root with
 /// `rollout` have the gate.
 pub const PROMOTED: &str = "ctrlmesh.kusionstack.io/promoted";
+
+/// The taint of nodes that no node proxy serves yet. Whoever registers nodes sets it, and the node proxy takes it away.
+pub const NOT_READY_TAINT: &str = "ctrlmesh.kusionstack.io/not-ready";
 
 /// `ConfigMaps` that hold a CA, one of each in every namespace with enrolled pods, and their keys.
 pub mod root_ca {

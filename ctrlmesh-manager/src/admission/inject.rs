@@ -13,6 +13,8 @@ use ctrlmesh_runtime::traces::{CollectorUrl, TraceRatio};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodReadinessGate, PodSpec, ResourceRequirements};
 use serde::Deserialize;
 
+mod affinity;
+mod capabilities;
 mod runtime;
 mod sidecar;
 mod trust;
@@ -166,6 +168,8 @@ pub fn inject(
         add_variables(spec, wanted)?;
     }
     trust::apply(spec, fail_open);
+    affinity::apply(spec, interception);
+    operators(spec).for_each(capabilities::apply);
     if sidecar_wanted {
         sidecar::add(spec, settings, resources, interception);
     }

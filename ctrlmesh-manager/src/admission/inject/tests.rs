@@ -53,6 +53,53 @@ fn refused(annotations: Value, spec: Value) -> String {
 }
 
 #[test]
+fn nodes_that_can_serve_a_pod_are_preferred() {
+    let ours = json!({"weight": 100, "preference": {"matchExpressions": [
+        {"key": "ctrlmesh.kusionstack.io/ebpf", "operator": "In", "values": ["true"]},
+    ]}});
+    let theirs = json!({"weight": 1, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}});
+    let terms = |pod: &Value| {
+        let affinity = pod["spec"]["affinity"]["nodeAffinity"].clone();
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"].clone()
+    };
+    let mut spec = usual();
+    assert_eq!(terms(&injected(json!({}), spec.clone())), json!([ours]));
+    assert_eq!(terms(&injected(json!({annotation::SIDECAR: "true"}), spec.clone())), json!([ours]));
+    spec["affinity"] = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [theirs]}});
+    let once = injected(json!({}), spec.clone());
+    assert_eq!(terms(&once), json!([theirs, ours]));
+    assert_eq!(terms(&injected(json!({}), once["spec"].clone())), json!([theirs, ours]), "asked again");
+    let env = injected(json!({annotation::INTERCEPTION: "env"}), spec);
+    assert_eq!(terms(&env), json!([theirs]), "any node will do");
+}
+
+#[test]
+fn containers_have_net_raw_only_where_they_ask_for_it() {
+    let of = |security: Value| {
+        let mut spec = usual();
+        spec["containers"][0]["securityContext"] = security;
+        let pod = injected(json!({}), spec);
+        assert_eq!(pod["spec"]["initContainers"][0]["securityContext"]["capabilities"]["drop"], json!(["NET_RAW"]));
+        pod["spec"]["containers"][0]["securityContext"].clone()
+    };
+    let dropped = json!({"capabilities": {"drop": ["NET_RAW"]}});
+    assert_eq!(of(json!(null)), dropped);
+    assert_eq!(of(dropped.clone()), dropped, "asked again");
+    let both = json!({"runAsUser": 1, "capabilities": {"add": ["NET_BIND_SERVICE"], "drop": ["MKNOD", "NET_RAW"]}});
+    let mut asked = both.clone();
+    asked["capabilities"]["drop"] = json!(["MKNOD"]);
+    assert_eq!(of(asked), both);
+    for kept in [
+        json!({"capabilities": {"add": ["NET_RAW"]}}),
+        json!({"capabilities": {"add": ["CAP_NET_RAW"]}}),
+        json!({"capabilities": {"drop": ["ALL"]}}),
+        json!({"privileged": true}),
+    ] {
+        assert_eq!(of(kept.clone()), kept);
+    }
+}
+
+#[test]
 fn a_pod_with_another_kernel_is_not_left_to_that_of_the_node() {
     let of = |class: &str, interception: Option<&str>, handler: Option<&str>| {
         let mut spec = usual();
@@ -81,6 +128,18 @@ fn a_pod_with_another_kernel_is_not_left_to_that_of_the_node() {
     }
 }
 
+/// What every pod gets that the node's kernel leads to its proxy: a preference for nodes, and no `NET_RAW`.
+fn beside_the_ca(spec: &mut Value) {
+    let says_so = json!({"key": label::EBPF, "operator": "In", "values": ["true"]});
+    let preference = json!({"weight": 100, "preference": {"matchExpressions": [says_so]}});
+    spec["affinity"] = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}});
+    for kind in ["initContainers", "containers"] {
+        for container in spec.get_mut(kind).and_then(Value::as_array_mut).into_iter().flatten() {
+            container["securityContext"] = json!({"capabilities": {"drop": ["NET_RAW"]}});
+        }
+    }
+}
+
 #[test]
 fn in_mode_ebpf_only_the_ca_is_changed_and_what_says_so() {
     let mut expected = serde_json::to_value(pod(json!({}), usual())).unwrap();
@@ -88,6 +147,7 @@ fn in_mode_ebpf_only_the_ca_is_changed_and_what_says_so() {
     expected["metadata"]["annotations"] = json!({annotation::INJECTED: "true"});
     let map = &mut expected["spec"]["volumes"][0]["projected"]["sources"][1]["configMap"];
     map["name"] = json!("ctrlmesh-root-ca");
+    beside_the_ca(&mut expected["spec"]);
     assert_eq!(injected(json!({}), usual()), expected);
     let open = injected(json!({annotation::FAIL_OPEN: "true"}), usual());
     let map = &open["spec"]["volumes"][0]["projected"]["sources"][1]["configMap"];
@@ -120,7 +180,9 @@ fn the_readiness_gate_stands_once_beside_the_pods_own() {
 fn a_pod_without_a_token_gets_none() {
     let spec = json!({"automountServiceAccountToken": false, "containers": [{"name": "operator", "image": "op"}]});
     let found = injected(json!({}), spec.clone());
-    assert_eq!(found["spec"], serde_json::to_value(pod(json!({}), spec)).unwrap()["spec"]);
+    let mut expected = serde_json::to_value(pod(json!({}), spec)).unwrap()["spec"].take();
+    beside_the_ca(&mut expected);
+    assert_eq!(found["spec"], expected);
 }
 
 #[test]
