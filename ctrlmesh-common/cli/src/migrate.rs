@@ -8,6 +8,8 @@ mod change;
 mod state;
 mod kridge;
 mod snapshot;
+mod copy;
+mod flags;
 mod labels;
 mod leftovers;
 mod steps;
@@ -19,6 +21,8 @@ mod read;
 mod wait;
 mod undo;
 mod render;
+#[cfg(test)]
+mod fake_server;
 
 use std::io::{Write as _, stdout};
 
@@ -26,13 +30,15 @@ use serde::Serialize;
 
 pub(crate) use self::args::Arguments;
 use self::args::{ChangeArgs, Command, PlanArgs, RunArgs};
-use self::carry_out::Outcome;
+use self::carry_out::{Outcome, Purpose};
 use self::change::Change;
 use self::error::MigrateError;
 use self::leftovers::{Leftover, leftovers};
+use self::object::{MUTATING, ObjectRef, VALIDATING};
 use self::snapshot::Snapshot;
 use self::state::{State, Step};
 use self::steps::Planned;
+use self::steps::guard::{GUARD, KRIDGES_GUARD};
 use self::store::Store;
 use self::wait::Waiter;
 use crate::cluster::{self, Connection};
@@ -75,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), MigrateError> {
 async fn show(arguments: &PlanArgs) -> Result<(), MigrateError> {
     let client = Connection::of(&arguments.common.cluster).await?.client;
     let store = Store::open(&client, &arguments.common.system_namespace).await?;
-    let snapshot = read::snapshot(&client, &arguments.common).await?;
+    let snapshot = read::snapshot(&client, &arguments.common, &store.state).await?;
     let plan = MigrationPlan { steps: planned(&snapshot, &store.state, Step::Finish), leftovers: leftovers(&snapshot) };
     let printed = match arguments.output {
         Some(format) => text::document(format, &Document::new(KIND, &plan))?,
@@ -85,14 +91,16 @@ async fn show(arguments: &PlanArgs) -> Result<(), MigrateError> {
     Ok(())
 }
 
-/// The steps up to `until`. What is done is not decided again.
+/// The steps up to `until`, each as the earlier ones leave the cluster. What is done is not decided again.
 fn planned(snapshot: &Snapshot, state: &State, until: Step) -> Vec<PlannedStep> {
-    let steps = Step::ALL.into_iter().filter(|step| *step <= until);
+    let mut copy = snapshot.clone();
     let plan = |step: Step| {
         let done = state.done.contains(&step);
-        PlannedStep { step, done, planned: if done { Planned::default() } else { steps::plan(step, snapshot) } }
+        let planned = if done { Planned::default() } else { steps::plan(step, &copy) };
+        planned.changes.iter().for_each(|one| copy::apply(&mut copy, &one.change));
+        PlannedStep { step, done, planned }
     };
-    steps.map(plan).collect()
+    Step::ALL.into_iter().filter(|step| *step <= until).map(plan).collect()
 }
 
 async fn take_steps(arguments: &RunArgs) -> Result<(), MigrateError> {
@@ -100,17 +108,17 @@ async fn take_steps(arguments: &RunArgs) -> Result<(), MigrateError> {
     let client = Connection::of(&common.cluster).await?.client;
     let mut store = Store::open(&client, &common.system_namespace).await?;
     if *dry_run {
-        let snapshot = read::snapshot(&client, common).await?;
+        let snapshot = read::snapshot(&client, common, &store.state).await?;
         write!(stdout().lock(), "{}", render::plan(&planned(&snapshot, &store.state, arguments.until), &[]))?;
         return Ok(());
     }
-    let waiter = Waiter { client: client.clone(), timeout: *timeout };
+    let waiter = Waiter::new(client.clone(), *timeout);
     for step in Step::ALL.into_iter().filter(|step| *step <= arguments.until) {
         if store.state.done.contains(&step) {
             continue;
         }
         say(&format!("{}:", step.name()))?;
-        let snapshot = read::snapshot(&client, common).await?;
+        let snapshot = read::snapshot(&client, common, &store.state).await?;
         take(step, &snapshot, &mut store, &waiter).await?;
         store.state.done.insert(step);
         if step == Step::Finish {
@@ -133,14 +141,11 @@ async fn take(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &Waite
     if !planned.problems.is_empty() {
         return Err(MigrateError::Problems { step, problems: planned.problems });
     }
-    let fresh = planned.changes.iter().filter(|one| one.inverse.is_some());
-    store.state.record(step, &fresh.cloned().collect::<Vec<_>>());
-    for change in &planned.undone_last {
-        store.state.note_last(change.clone());
-    }
+    store.state.predecessor.get_or_insert_with(|| snapshot.predecessor.clone());
+    planned.note(step, &mut store.state);
     store.save().await?;
     before(step, snapshot, store, waiter).await?;
-    perform(planned.changes.iter().map(|one| &one.change), waiter).await?;
+    perform(planned.changes.iter().map(|one| &one.change), Purpose::Step, waiter).await?;
     after(step, snapshot, waiter).await
 }
 
@@ -148,14 +153,15 @@ async fn take(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &Waite
 async fn before(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &Waiter) -> Result<(), MigrateError> {
     match step {
         Step::Managers => {
-            perform(&store.state.resume, waiter).await?;
+            perform(&store.state.to_resume(&webhooks(snapshot)), Purpose::Undo, waiter).await?;
             store.state.resume.clear();
             store.save().await?;
-            waiter.leading(&snapshot.system, true).await
+            waiter.leading(&snapshot.system, true).await?;
+            waiter.trusted_webhook().await
         }
         Step::Enrol => {
-            for (_, root) in wait::enrolled(snapshot) {
-                waiter.condition(&root, "Labelled").await?;
+            for one in wait::enrolled(snapshot) {
+                waiter.condition(&one.root, "Labelled").await?;
             }
             Ok(())
         }
@@ -163,14 +169,30 @@ async fn before(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &Wai
     }
 }
 
+/// The webhook configurations that are there.
+fn webhooks(snapshot: &Snapshot) -> Vec<ObjectRef> {
+    let kinds = [MUTATING, VALIDATING];
+    let of = |one| kinds.into_iter().find(|kind| kind.is(one)).map(|kind| kind.of_object(one));
+    snapshot.webhooks.iter().filter_map(of).collect()
+}
+
 /// What has to be so before the next step.
 async fn after(step: Step, snapshot: &Snapshot, waiter: &Waiter) -> Result<(), MigrateError> {
     match (step, &snapshot.manager) {
+        (Step::Guard, _) => {
+            for policy in [GUARD, KRIDGES_GUARD] {
+                waiter.enforced(policy, &snapshot.system).await?;
+            }
+            Ok(())
+        }
         (Step::Stop, Some(manager)) => waiter.stopped(manager).await,
         (Step::Enrol, _) => {
-            for (workload, root) in wait::enrolled(snapshot) {
-                waiter.rolled_out(&workload).await?;
-                waiter.condition(&root, "Settled").await?;
+            for one in wait::enrolled(snapshot) {
+                waiter.rolled_out(&one.workload).await?;
+                // Pods that stay own what they own.
+                if one.is_whole {
+                    waiter.condition(&one.root, "Settled").await?;
+                }
             }
             Ok(())
         }
@@ -179,12 +201,17 @@ async fn after(step: Step, snapshot: &Snapshot, waiter: &Waiter) -> Result<(), M
 }
 
 /// Carries changes out, one after the other, and says each.
-async fn perform(changes: impl IntoIterator<Item = &Change>, waiter: &Waiter) -> Result<(), MigrateError> {
+async fn perform(
+    changes: impl IntoIterator<Item = &Change>,
+    purpose: Purpose,
+    waiter: &Waiter,
+) -> Result<(), MigrateError> {
     for change in changes {
-        let outcome = match carry_out::carry_out(&waiter.client, change, waiter.timeout).await? {
+        let outcome = match carry_out::carry_out(&waiter.client, change, purpose, waiter.timeout).await? {
             Outcome::Done => "",
             Outcome::Unchanged => " (it was so already)",
-            Outcome::Absent => " (it is not there)",
+            Outcome::Absent => " (it is not there any more)",
+            Outcome::Foreign => " (not done: somebody else has made it)",
         };
         say(&format!("  {}{outcome}", text::cut(&change.to_string(), 200)))?;
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use ctrlmesh_runtime::duration;
 
+use super::error::MigrateError;
 use super::snapshot::Predecessor;
 use super::state::Step;
 use crate::cluster::ClusterArgs;
@@ -69,9 +70,10 @@ pub(super) struct ChangeArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct CommonArgs {
-    /// Deployment of the predecessor's manager. With `none` there is none any more
-    #[arg(long, value_name = "NAMESPACE/NAME", default_value = "ctrlmesh/ctrlmesh", value_parser = predecessor)]
-    pub(super) predecessor: Predecessor,
+    /// Deployment of the predecessor's manager, or `none` or NAMESPACE/none where there is none any more. Default: what
+    /// the migration began with, and before that ctrlmesh/ctrlmesh
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = predecessor)]
+    predecessor: Option<GivenPredecessor>,
     /// Namespace of our managers, where the state of the migration is kept, too
     #[arg(long, value_name = "NAMESPACE", default_value = "ctrlmesh-system")]
     pub(super) system_namespace: String,
@@ -79,33 +81,86 @@ pub(super) struct CommonArgs {
     pub(super) cluster: ClusterArgs,
 }
 
+/// The predecessor's manager, as the user names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct GivenPredecessor {
+    /// `None`: that of the migration.
+    namespace: Option<String>,
+    /// `None`: it is gone.
+    deployment: Option<String>,
+}
+
+impl CommonArgs {
+    /// Where the predecessor's manager is. A migration keeps to the one that it began with, which may be gone by now.
+    ///
+    /// # Errors
+    /// The user names another one.
+    pub(super) fn predecessor(&self, recorded: Option<&Predecessor>) -> Result<Predecessor, MigrateError> {
+        let known = recorded.cloned().unwrap_or_default();
+        let Some(GivenPredecessor { namespace, deployment }) = self.predecessor.clone() else { return Ok(known) };
+        let given = Predecessor { namespace: namespace.unwrap_or_else(|| known.namespace.clone()), deployment };
+        let is_same = given.namespace == known.namespace
+            && (given.deployment.is_none() || known.deployment.is_none() || given.deployment == known.deployment);
+        match recorded {
+            Some(recorded) if !is_same => {
+                Err(MigrateError::AnotherPredecessor { given: given.to_string(), recorded: recorded.to_string() })
+            }
+            _ => Ok(given),
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
-#[error("expected NAMESPACE/NAME of a Deployment, or none")]
+#[error("expected NAMESPACE/NAME of a Deployment, NAMESPACE/none, or none")]
 struct NotADeployment;
 
-fn predecessor(text: &str) -> Result<Predecessor, NotADeployment> {
-    if text == "none" {
-        return Ok(Predecessor { namespace: "ctrlmesh".to_owned(), deployment: None });
-    }
-    match text.split_once('/') {
+fn predecessor(text: &str) -> Result<GivenPredecessor, NotADeployment> {
+    let (namespace, name) = match text.split_once('/') {
+        None if text == "none" => (None, text),
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-            Ok(Predecessor { namespace: namespace.to_owned(), deployment: Some(name.to_owned()) })
+            (Some(namespace.to_owned()), name)
         }
-        _ => Err(NotADeployment),
-    }
+        _ => return Err(NotADeployment),
+    };
+    Ok(GivenPredecessor { namespace, deployment: (name != "none").then(|| name.to_owned()) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn chosen(given: Option<&str>, recorded: Option<&Predecessor>) -> Option<String> {
+        let predecessor = given.map(|given| predecessor(given).unwrap());
+        let (system_namespace, cluster) =
+            (String::new(), ClusterArgs { namespace: None, kubeconfig: None, context: None });
+        let arguments = CommonArgs { predecessor, system_namespace, cluster };
+        arguments.predecessor(recorded).ok().map(|one| one.to_string())
+    }
+
     #[test]
     fn the_predecessor_is_a_deployment_or_none() {
-        let kridge = predecessor("kridge/manager").unwrap();
-        assert_eq!((kridge.namespace.as_str(), kridge.deployment.as_deref()), ("kridge", Some("manager")));
-        assert_eq!(predecessor("none").unwrap().deployment, None);
+        assert_eq!(chosen(None, None).unwrap(), "ctrlmesh/ctrlmesh");
+        for (given, wanted) in [("kridge/manager", "kridge/manager"), ("none", "ctrlmesh/none"), ("a/none", "a/none")] {
+            assert_eq!(chosen(Some(given), None).unwrap(), wanted);
+        }
         for wrong in ["ctrlmesh", "/a", "a/", "a/b/c"] {
             assert!(predecessor(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_migration_keeps_to_its_predecessor() {
+        let recorded = Predecessor { namespace: "kridge".to_owned(), deployment: Some("manager".to_owned()) };
+        for (given, wanted) in [
+            (None, Some("kridge/manager")),
+            (Some("kridge/manager"), Some("kridge/manager")),
+            (Some("none"), Some("kridge/none")),
+            (Some("kridge/none"), Some("kridge/none")),
+            (Some("ctrlmesh/ctrlmesh"), None),
+            (Some("kridge/other"), None),
+            (Some("other/none"), None),
+        ] {
+            assert_eq!(chosen(given, Some(&recorded)).as_deref(), wanted, "{given:?}");
         }
     }
 }

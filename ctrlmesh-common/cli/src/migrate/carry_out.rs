@@ -16,6 +16,9 @@ pub(super) const FIELD_MANAGER: &str = "ctrlmesh-migrate";
 /// Between two looks at an object that is being deleted.
 const PERIOD: Duration = Duration::from_millis(100);
 
+/// How long API servers may ask a webhook whose configuration is gone. Their informers take far less.
+const WEBHOOKS_END: Duration = Duration::from_secs(10);
+
 /// How often a change is tried whose object somebody else changes.
 const ATTEMPTS: usize = 10;
 
@@ -24,34 +27,81 @@ pub(super) enum Outcome {
     Done,
     /// It was so already.
     Unchanged,
-    /// There is no such object.
+    /// There is no such object, or it is being deleted.
     Absent,
+    /// Somebody else has made the object.
+    Foreign,
 }
 
+/// What a change is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A step needs it: what it changes has to be there.
+    Step,
+    /// It takes a step back: what is gone stays gone, and only what a step made is deleted.
+    Undo,
+}
+
+/// For a moment after a webhook configuration is deleted, an API server goes on asking the webhook.
+///
 /// # Errors
 /// The API server refuses it, or the object is another one.
-pub(super) async fn carry_out(client: &Client, change: &Change, timeout: Duration) -> Result<Outcome, MigrateError> {
+pub(super) async fn carry_out(
+    client: &Client,
+    change: &Change,
+    purpose: Purpose,
+    timeout: Duration,
+) -> Result<Outcome, MigrateError> {
+    let end = Instant::now() + WEBHOOKS_END;
+    loop {
+        match attempt(client, change, purpose, timeout).await {
+            Err(error) if is_of_webhook(&error) && Instant::now() < end => time::sleep(PERIOD).await,
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Whether nobody answered for a webhook.
+fn is_of_webhook(error: &MigrateError) -> bool {
+    let MigrateError::Change { source, .. } = error else { return false };
+    matches!(source.as_ref(), Error::Api(status) if status.message.contains("failed calling webhook"))
+}
+
+async fn attempt(
+    client: &Client,
+    change: &Change,
+    purpose: Purpose,
+    timeout: Duration,
+) -> Result<Outcome, MigrateError> {
     let api = change.object.api(client);
-    let name = &change.object.name;
-    let failed = |source| MigrateError::Change { change: change.to_string(), source: Box::new(source) };
     match &change.action {
         Action::Create(content) => create(&api, change, content).await,
-        Action::Delete => delete(&api, change, timeout).await,
-        Action::Merge(patch) => {
-            api.patch(name, &params(), &Patch::Merge(patch)).await.map_err(failed)?;
-            Ok(Outcome::Done)
-        }
-        Action::MergeStatus(patch) => {
-            let written = api.patch_status(name, &params(), &Patch::Merge(patch)).await.map_err(failed)?;
-            if contains(&written.data, patch) {
-                Ok(Outcome::Done)
-            } else {
-                Err(MigrateError::Pruned { object: change.object.to_string() })
+        Action::Delete => delete(&api, change, purpose, timeout).await,
+        Action::Merge(_) | Action::MergeStatus(_) => match merge(&api, change).await {
+            Err(MigrateError::Change { source, .. }) if purpose == Purpose::Undo && is_not_found(&source) => {
+                Ok(Outcome::Absent)
             }
-        }
+            outcome => outcome,
+        },
         Action::AddFinalizer(finalizer) => finalizers(&api, change, finalizer, true).await,
         Action::RemoveFinalizer(finalizer) => finalizers(&api, change, finalizer, false).await,
     }
+}
+
+async fn merge(api: &Api<DynamicObject>, change: &Change) -> Result<Outcome, MigrateError> {
+    let failed = |source| MigrateError::Change { change: change.to_string(), source: Box::new(source) };
+    let name = &change.object.name;
+    match &change.action {
+        Action::MergeStatus(patch) => {
+            let written = api.patch_status(name, &params(), &Patch::Merge(patch)).await.map_err(failed)?;
+            if !contains(&written.data, patch) {
+                return Err(MigrateError::Pruned { object: change.object.to_string() });
+            }
+        }
+        Action::Merge(patch) => drop(api.patch(name, &params(), &Patch::Merge(patch)).await.map_err(failed)?),
+        _ => return Ok(Outcome::Unchanged),
+    }
+    Ok(Outcome::Done)
 }
 
 async fn create(api: &Api<DynamicObject>, change: &Change, content: &Value) -> Result<Outcome, MigrateError> {
@@ -75,10 +125,18 @@ async fn create(api: &Api<DynamicObject>, change: &Change, content: &Value) -> R
 }
 
 /// Deletes the object, and waits until it is gone: another of its name may be made next.
-async fn delete(api: &Api<DynamicObject>, change: &Change, timeout: Duration) -> Result<Outcome, MigrateError> {
+async fn delete(
+    api: &Api<DynamicObject>,
+    change: &Change,
+    purpose: Purpose,
+    timeout: Duration,
+) -> Result<Outcome, MigrateError> {
     let failed = |source| MigrateError::Change { change: change.to_string(), source: Box::new(source) };
     let name = &change.object.name;
     let Some(before) = api.get_opt(name).await.map_err(failed)? else { return Ok(Outcome::Absent) };
+    if purpose == Purpose::Undo && !is_made_here(&before) {
+        return Ok(Outcome::Foreign);
+    }
     match api.delete(name, &DeleteParams::background()).await {
         Err(Error::Api(status)) if status.is_not_found() => return Ok(Outcome::Absent),
         deleted => drop(deleted.map_err(failed)?),
@@ -113,6 +171,10 @@ async fn finalizers(
         if is_there == is_wanted {
             return Ok(Outcome::Unchanged);
         }
+        // Nothing that is being deleted gets another finalizer.
+        if is_wanted && object.metadata.deletion_timestamp.is_some() {
+            return Ok(Outcome::Absent);
+        }
         let mut finalizers: Vec<String> = object.finalizers().iter().filter(|one| *one != finalizer).cloned().collect();
         if is_wanted {
             finalizers.push(finalizer.to_owned());
@@ -125,6 +187,15 @@ async fn finalizers(
         }
     }
     Err(MigrateError::Busy { change: change.to_string() })
+}
+
+/// Whether a migration has made the object: some of its fields are a migration's.
+fn is_made_here(object: &DynamicObject) -> bool {
+    object.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
+}
+
+fn is_not_found(error: &Error) -> bool {
+    matches!(error, Error::Api(status) if status.is_not_found())
 }
 
 fn params() -> PatchParams {
@@ -146,19 +217,4 @@ fn contains(there: &Value, wanted: &Value) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn defaults_make_no_difference_and_values_do() {
-        let there = json!({"spec": {"a": 1, "default": true, "list": [{"x": 1, "scope": "*"}]}});
-        for wanted in [json!({"spec": {"a": 1, "list": [{"x": 1}]}}), json!({"spec": {"gone": null}})] {
-            assert!(contains(&there, &wanted), "{wanted}");
-        }
-        for wanted in
-            [json!({"spec": {"a": 2}}), json!({"spec": {"list": []}}), json!({"b": 1}), json!({"spec": {"a": null}})]
-        {
-            assert!(!contains(&there, &wanted), "{wanted}");
-        }
-    }
-}
+mod tests;

@@ -39,13 +39,19 @@ pub(crate) enum MigrateError {
     #[error("write the state of the migration into ConfigMap {namespace}/{name}; nothing after it was done")]
     Write { namespace: String, name: &'static str, source: Box<kube::Error> },
     #[error("another `ctrlmesh migrate` has written ConfigMap {namespace}/{name} meanwhile: let one of them run alone")]
-    Other { namespace: String, name: &'static str },
+    ConcurrentRun { namespace: String, name: &'static str },
+    #[error(
+        "the migration that has begun is of {recorded}, and not of {given}: leave --predecessor out, or undo all of it first"
+    )]
+    AnotherPredecessor { given: String, recorded: String },
     #[error(
         "step finish has begun, and cannot be undone: run it to its end with `ctrlmesh migrate run --until finish`"
     )]
     Finishing,
     #[error("step {} was not taken: {}", step.name(), problems.join("; "))]
     Problems { step: Step, problems: Vec<String> },
+    #[error("try whether policy {policy} is enforced, by a pod in a dry run; run the same command again")]
+    Probe { policy: String, source: Box<kube::Error> },
     #[error("waited {seconds} s until {what}: {reason}; run the same command again to go on")]
     Waited { seconds: u64, what: String, reason: String },
     #[error(

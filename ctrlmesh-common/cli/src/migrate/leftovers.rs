@@ -69,7 +69,7 @@ pub(super) fn leftovers(snapshot: &Snapshot) -> Vec<Leftover> {
         Leftover {
             what: "ConfigMap fake-kubeconfig".to_owned(),
             of: names(snapshot.fake_kubeconfigs.iter()),
-            instead: "not needed: pods keep their own configuration; step finish deletes it",
+            instead: "not needed: pods keep their own configuration; step finish deletes it where it has the label watching",
         },
         Leftover {
             what: "ConfigMap ctrlmesh-sharding-resource".to_owned(),

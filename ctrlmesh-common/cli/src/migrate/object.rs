@@ -38,6 +38,8 @@ const ADMISSION: &str = "admissionregistration.k8s.io";
 pub(super) const DEPLOYMENT: Resource = Resource::of("apps", "v1", "Deployment", "deployments");
 pub(super) const STATEFUL_SET: Resource = Resource::of("apps", "v1", "StatefulSet", "statefulsets");
 pub(super) const CONFIG_MAP: Resource = Resource::of("", "v1", "ConfigMap", "configmaps");
+pub(super) const POD: Resource = Resource::of("", "v1", "Pod", "pods");
+pub(super) const SERVICE: Resource = Resource::of("", "v1", "Service", "services");
 pub(super) const NAMESPACE: Resource = Resource::of("", "v1", "Namespace", "namespaces");
 pub(super) const MUTATING: Resource =
     Resource::of(ADMISSION, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations");
@@ -145,4 +147,22 @@ pub(super) fn portable(object: &DynamicObject) -> Option<Value> {
     }
     value.as_object_mut()?.remove("status");
     Some(value)
+}
+
+/// The value with a merge patch applied.
+pub(super) fn merged(value: Value, patch: &Value) -> Value {
+    let Value::Object(patch) = patch else { return patch.clone() };
+    let mut map = match value {
+        Value::Object(map) => map,
+        _ => serde_json::Map::new(),
+    };
+    for (key, change) in patch {
+        if change.is_null() {
+            map.remove(key);
+        } else {
+            let before = map.remove(key).unwrap_or_default();
+            map.insert(key.clone(), merged(before, change));
+        }
+    }
+    Value::Object(map)
 }

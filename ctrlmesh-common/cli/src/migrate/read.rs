@@ -9,11 +9,12 @@ use kube::{Api, Client, Error, ResourceExt};
 use super::args::CommonArgs;
 use super::error::MigrateError;
 use super::object::{
-    BINDING, CONFIG_MAP, DEPLOYMENT, MANAGER_STATE as STATES, MUTATING, NAMESPACE, ObjectRef, POLICY, Resource,
+    CONFIG_MAP, DEPLOYMENT, MANAGER_STATE as STATES, MUTATING, NAMESPACE, ObjectRef, POD, Resource, SERVICE,
     VALIDATING, rules,
 };
-use super::snapshot::{KRIDGE_ENABLE_PROXY, Snapshot, targets};
-use super::steps::GUARD;
+use super::snapshot::{KRIDGE_ENABLE_PROXY, Predecessor, Snapshot, targets};
+use super::state::State;
+use super::steps::guard;
 use crate::cluster::paging;
 
 /// Name of our managers' Deployment.
@@ -22,16 +23,14 @@ pub(super) const OUR_MANAGER: &str = "ctrlmesh-manager";
 /// HTTP status of an object, or of a kind, that there is not.
 const NOT_FOUND: u16 = 404;
 
-const POD: Resource = Resource { group: "", version: "v1", kind: "Pod", plural: "pods" };
-
 /// # Errors
 /// The API server does not say it.
-pub(super) async fn snapshot(client: &Client, common: &CommonArgs) -> Result<Snapshot, MigrateError> {
-    Box::pin(gather(client, common)).await
+pub(super) async fn snapshot(client: &Client, common: &CommonArgs, state: &State) -> Result<Snapshot, MigrateError> {
+    let predecessor = common.predecessor(state.predecessor.as_ref())?;
+    Box::pin(gather(client, &common.system_namespace, &predecessor)).await
 }
 
-async fn gather(client: &Client, common: &CommonArgs) -> Result<Snapshot, MigrateError> {
-    let (system, predecessor) = (&common.system_namespace, &common.predecessor);
+async fn gather(client: &Client, system: &str, predecessor: &Predecessor) -> Result<Snapshot, MigrateError> {
     let manager = match &predecessor.deployment {
         Some(name) => get(client, &DEPLOYMENT.named(Some(&predecessor.namespace), name)).await?,
         None => None,
@@ -47,8 +46,7 @@ async fn gather(client: &Client, common: &CommonArgs) -> Result<Snapshot, Migrat
     let mut pods = list(client, POD, &format!("{}=true", label::ENABLE_PROXY)).await?;
     pods.extend(list(client, POD, &format!("{KRIDGE_ENABLE_PROXY}=true")).await?);
     let mut guard = BTreeSet::new();
-    for kind in [POLICY, BINDING] {
-        let object = kind.named(None, GUARD);
+    for (object, _) in guard::all() {
         if get(client, &object).await?.is_some() {
             guard.insert(object);
         }
@@ -56,10 +54,11 @@ async fn gather(client: &Client, common: &CommonArgs) -> Result<Snapshot, Migrat
     let kinds = |namespace: &str| CONFIG_MAP.named(Some(namespace), resource_list::NAME);
     let mut snapshot = Snapshot {
         predecessor: predecessor.clone(),
-        system: system.clone(),
+        system: system.to_owned(),
         manager,
         our_manager: get(client, &DEPLOYMENT.named(Some(system), OUR_MANAGER)).await?,
         webhooks,
+        services: list_in(client, &predecessor.namespace, SERVICE).await?,
         rules: ours,
         kridge,
         manager_state: get(client, &STATES.named(None, MANAGER_STATE)).await?,
@@ -102,10 +101,18 @@ pub(super) async fn get(client: &Client, object: &ObjectRef) -> Result<Option<Dy
 
 /// Objects of the kind in the whole cluster. There are none of a kind that the API server does not have.
 pub(super) async fn list(client: &Client, kind: Resource, labels: &str) -> Result<Vec<DynamicObject>, MigrateError> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.api_resource());
+    pages(&Api::all_with(client.clone(), &kind.api_resource()), kind, labels).await
+}
+
+/// Objects of the kind in one namespace.
+async fn list_in(client: &Client, namespace: &str, kind: Resource) -> Result<Vec<DynamicObject>, MigrateError> {
+    pages(&Api::namespaced_with(client.clone(), namespace, &kind.api_resource()), kind, "").await
+}
+
+async fn pages(api: &Api<DynamicObject>, kind: Resource, labels: &str) -> Result<Vec<DynamicObject>, MigrateError> {
     let params = ListParams::default();
     let params = if labels.is_empty() { params } else { params.labels(labels) };
-    let all = match paging::list(&api, params).await {
+    let all = match paging::list(api, params).await {
         Err(Error::Api(status)) if status.code == NOT_FOUND => Vec::new(),
         all => all.map_err(|source| {
             let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };

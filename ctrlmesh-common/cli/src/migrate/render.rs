@@ -36,8 +36,13 @@ fn step(step: &PlannedStep) -> String {
         lines.extend(planned.problems.iter().map(|problem| format!("  problem: {problem}")));
         lines.extend(planned.notes.iter().map(|note| format!("  note: {note}")));
         lines.extend(planned.changes.iter().map(|one| {
-            let is_final = if one.inverse.is_none() { " (cannot be undone)" } else { "" };
-            format!("  {}{is_final}", text::cut(&one.change.to_string(), 200))
+            let is_resumed = planned.resumed.iter().any(|later| later.object == one.change.object);
+            let back = match &one.inverse {
+                Some(_) => "",
+                None if is_resumed => " (step managers makes it again)",
+                None => " (cannot be undone)",
+            };
+            format!("  {}{back}", text::cut(&one.change.to_string(), 200))
         }));
     }
     lines.join("\n") + "\n"

@@ -3,23 +3,46 @@
 //! Pure; `read` fills it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use ctrlmesh_common::names::{KRIDGE_GROUP, OWNERSHIP_FINALIZER, annotation, label};
+use http::Uri;
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::object::{DEPLOYMENT, ObjectRef, Resource, STATEFUL_SET};
 
 /// Trigger of Kridge, on pods.
 pub(super) const KRIDGE_ENABLE_PROXY: &str = "kridge.kusionstack.io/enable-proxy";
 
+/// On a pod template: what makes it another one, so that its pods are replaced. `true` while it is enrolled.
+pub(super) const MIGRATED: &str = "ctrlmesh.kusionstack.io/migrated";
+
+/// Value of [`MIGRATED`] where the enrolment was taken back, and with it the label that enrols.
+pub(super) const UNDONE: &str = "undone";
+
 /// Where the predecessor's manager is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Predecessor {
     pub(super) namespace: String,
     /// `None`: the user says that it is gone already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) deployment: Option<String>,
+}
+
+impl Default for Predecessor {
+    fn default() -> Self {
+        Self { namespace: "ctrlmesh".to_owned(), deployment: Some("ctrlmesh".to_owned()) }
+    }
+}
+
+impl fmt::Display for Predecessor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.namespace, self.deployment.as_deref().unwrap_or("none"))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -33,6 +56,8 @@ pub(super) struct Snapshot {
     pub(super) our_manager: Option<DynamicObject>,
     /// All webhook configurations, of both kinds.
     pub(super) webhooks: Vec<DynamicObject>,
+    /// Services of the predecessor's namespace.
+    pub(super) services: Vec<DynamicObject>,
     /// ShardingConfigs, CircuitBreakers and FaultInjections in our group.
     pub(super) rules: Vec<DynamicObject>,
     /// The same kinds in Kridge's group.
@@ -56,13 +81,32 @@ pub(super) struct Snapshot {
 impl Snapshot {
     /// Whether a webhook configuration calls the predecessor.
     pub(super) fn is_predecessors(&self, webhook: &DynamicObject) -> bool {
-        let hooks = webhook.data.get("webhooks").and_then(Value::as_array);
-        let service = |hook: &Value| hook.pointer("/clientConfig/service/namespace") == Some(&self.namespace());
-        hooks.into_iter().flatten().any(service)
+        self.called_nearby(webhook).any(|service| self.is_managers(&service))
     }
 
-    fn namespace(&self) -> Value {
-        Value::String(self.predecessor.namespace.clone())
+    /// Whether managers of ours are to run.
+    pub(super) fn has_own_managers(&self) -> bool {
+        self.our_manager.as_ref().is_some_and(|manager| replicas(manager) > 0)
+    }
+
+    /// Services of the predecessor's namespace that a webhook configuration calls.
+    pub(super) fn called_nearby(&self, webhook: &DynamicObject) -> impl Iterator<Item = String> {
+        let hooks = webhook.data.get("webhooks").and_then(Value::as_array);
+        let called: Vec<_> = hooks.into_iter().flatten().filter_map(called).collect();
+        called.into_iter().filter(|(_, namespace)| *namespace == self.predecessor.namespace).map(|(name, _)| name)
+    }
+
+    /// Whether a Service of the predecessor's namespace leads to its manager. What nobody serves does, too, and
+    /// everything does where the manager is gone already.
+    fn is_managers(&self, service: &str) -> bool {
+        let service = self.services.iter().find(|one| one.name_any() == service);
+        let (Some(service), Some(manager)) = (service, &self.manager) else { return true };
+        let selector = service.data.pointer("/spec/selector").and_then(Value::as_object);
+        let labels = manager.data.pointer("/spec/template/metadata/labels");
+        selector.is_some_and(|selector| {
+            !selector.is_empty()
+                && selector.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
+        })
     }
 
     /// The workload that a root divides.
@@ -77,10 +121,26 @@ impl Snapshot {
         self.rules.iter().filter(|one| rule(one).is_some())
     }
 
-    /// Pods that the predecessor has injected: the trigger, and nothing of ours.
+    /// Pods that the predecessor has injected, and that run: the trigger, and nothing of ours.
     pub(super) fn predecessors_pods(&self) -> impl Iterator<Item = &DynamicObject> {
-        self.pods.iter().filter(|pod| pod.annotations().get(annotation::INJECTED).is_none_or(|value| value != "true"))
+        let is_ours =
+            |pod: &DynamicObject| pod.annotations().get(annotation::INJECTED).is_some_and(|value| value == "true");
+        self.pods.iter().filter(move |pod| !is_ours(pod) && !is_finished(pod))
     }
+}
+
+/// The name and the namespace of the Service that a webhook calls, by reference or by URL.
+fn called(hook: &Value) -> Option<(String, String)> {
+    let text = |path: &str| hook.pointer(path).and_then(Value::as_str);
+    if let Some(name) = text("/clientConfig/service/name") {
+        return Some((name.to_owned(), text("/clientConfig/service/namespace")?.to_owned()));
+    }
+    let url: Uri = text("/clientConfig/url")?.parse().ok()?;
+    let host = url.host()?.to_ascii_lowercase();
+    // The domain of the cluster may follow.
+    let mut labels = host.split('.');
+    let (name, namespace) = (labels.next()?, labels.next()?);
+    (labels.next()? == "svc").then(|| (name.to_owned(), namespace.to_owned()))
 }
 
 /// The rule of a root; `None` for anything else.
@@ -107,15 +167,31 @@ pub(super) fn is_fenced(root: &DynamicObject) -> bool {
     root.finalizers().iter().any(|one| one == OWNERSHIP_FINALIZER)
 }
 
+/// Whether a pod has ended, and is only still shown.
+pub(super) fn is_finished(pod: &DynamicObject) -> bool {
+    let phase = pod.data.pointer("/status/phase").and_then(Value::as_str);
+    phase.is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase))
+}
+
 /// How many pods a workload is to have.
 pub(super) fn replicas(workload: &DynamicObject) -> i64 {
     workload.data.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1)
 }
 
-/// Whether a label of `labels` enrols a pod, in the predecessor's spelling or in ours.
-pub(super) fn is_enrolled(labels: Option<&Value>) -> bool {
-    let is = |key: &str| labels.and_then(|labels| labels.get(key)).is_some_and(|value| value == "true");
-    [label::ENABLE_PROXY, KRIDGE_ENABLE_PROXY].into_iter().any(is)
+/// How many pods of a StatefulSet its partition keeps at the template that they have.
+pub(super) fn kept_by_partition(workload: &DynamicObject) -> i64 {
+    let number = |path: &str| workload.data.pointer(path).and_then(Value::as_i64).unwrap_or_default();
+    let partition = number("/spec/updateStrategy/rollingUpdate/partition");
+    (partition - number("/spec/ordinals/start")).clamp(0, replicas(workload).max(0))
+}
+
+/// Whether pods of a template with this metadata are to be enrolled: it has the label, in the predecessor's spelling or
+/// in ours, or an undo took the label out.
+pub(super) fn is_to_be_enrolled(metadata: &Value) -> bool {
+    let has =
+        |field: &str, key: &str, value: &str| metadata.get(field).and_then(|all| all.get(key)) == Some(&json!(value));
+    [label::ENABLE_PROXY, KRIDGE_ENABLE_PROXY].into_iter().any(|key| has("labels", key, "true"))
+        || has("annotations", MIGRATED, UNDONE)
 }
 
 /// Keys of labels and annotations that the predecessor has in either group.

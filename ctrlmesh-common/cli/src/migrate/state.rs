@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::change::{Change, Reversible};
+use super::change::{Action, Change, Reversible};
+use super::object::ObjectRef;
+use super::snapshot::Predecessor;
 
 /// In the order in which they are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
@@ -69,13 +71,16 @@ impl Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct State {
+    /// Whose cluster it is. `None`: nothing has begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) predecessor: Option<Predecessor>,
     /// Steps that came to their end.
     #[serde(default)]
     pub(super) done: BTreeSet<Step>,
     /// What takes each step back, in the order in which the step did it.
     #[serde(default)]
     pub(super) undo: BTreeMap<Step, Vec<Change>>,
-    /// What starts our managers again, which an undo has stopped.
+    /// What gives our managers back, which an undo has stopped, and webhook configurations that nobody answered.
     #[serde(default)]
     pub(super) resume: Vec<Change>,
 }
@@ -112,6 +117,12 @@ impl State {
         }
     }
 
+    /// What gives our managers back, without the objects that somebody has made again meanwhile.
+    pub(super) fn to_resume(&self, there: &[ObjectRef]) -> Vec<Change> {
+        let is_there = |one: &Change| matches!(one.action, Action::Create(_)) && there.contains(&one.object);
+        self.resume.iter().filter(|one| !is_there(one)).cloned().collect()
+    }
+
     /// Steps that an undo takes back, the last one first, down to `until`.
     pub(super) fn to_undo(&self, until: Step) -> Vec<Step> {
         self.undo.keys().rev().copied().filter(|step| *step >= until).collect()
@@ -122,10 +133,30 @@ impl State {
         self.undo.get(&step).into_iter().flatten().rev().cloned().collect()
     }
 
+    /// How many bytes it takes when it is written.
+    pub(super) fn size(&self) -> usize {
+        bytes(self)
+    }
+
+    /// The objects in it, the largest first, with their bytes.
+    pub(super) fn largest(&self) -> Vec<(&ObjectRef, usize)> {
+        let changes = self.undo.values().flatten().chain(&self.resume);
+        let mut sizes: Vec<_> = changes.map(|change| (&change.object, bytes(change))).collect();
+        sizes.sort_by_key(|(_, size)| std::cmp::Reverse(*size));
+        sizes
+    }
+
     pub(super) fn forget(&mut self, step: Step) {
         self.done.remove(&step);
         self.undo.remove(&step);
+        if self.undo.is_empty() {
+            self.predecessor = None;
+        }
     }
+}
+
+fn bytes(value: &impl Serialize) -> usize {
+    serde_json::to_string(value).map_or(0, |text| text.len())
 }
 
 /// Whether none of those noted does the same: an earlier one saw the object as it was.
@@ -138,7 +169,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::migrate::change::Action;
     use crate::migrate::object::CONFIG_MAP;
 
     fn scaled(before: u32) -> Reversible {
@@ -166,6 +196,18 @@ mod tests {
         assert_eq!(names, ["b", "a"]);
         assert_eq!(state.to_undo(Step::Guard), [Step::Adopt, Step::Guard]);
         assert_eq!(state.to_undo(Step::Stop), [Step::Adopt]);
+    }
+
+    #[test]
+    fn what_somebody_made_again_is_not_resumed() {
+        let (webhooks, other) = (CONFIG_MAP.named(None, "webhooks"), CONFIG_MAP.named(None, "other"));
+        let mut state = State::default();
+        state.note_resume(Change::new(webhooks.clone(), Action::Create(json!({}))));
+        state.note_resume(Change::new(other.clone(), Action::Create(json!({}))));
+        state.note_resume(Change::new(webhooks.clone(), Action::Merge(json!({}))));
+        let resumed: Vec<ObjectRef> =
+            state.to_resume(std::slice::from_ref(&webhooks)).into_iter().map(|one| one.object).collect();
+        assert_eq!(resumed, [other, webhooks]);
     }
 
     #[test]

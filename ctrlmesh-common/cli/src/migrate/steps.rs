@@ -4,30 +4,40 @@
 
 mod adopt;
 mod enrol;
-mod guard;
+pub(super) mod guard;
+mod labels;
+pub(super) mod webhooks;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::names::{FINALIZER, MANAGER_STATE, label, resource_list};
+use ctrlmesh_common::names::{FINALIZER, label};
 use ctrlmesh_manager::rules::validate;
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub(super) use self::guard::GUARD;
 use super::change::{Action, Change, Reversible};
+use super::copy;
+use super::flags;
 use super::kridge;
 use super::labels::Labels;
-use super::object::{
-    CONFIG_MAP, DEPLOYMENT, MANAGER_STATE as STATES, MUTATING, ObjectRef, Resource, SHARDING_CONFIG, VALIDATING,
-    portable, rules,
-};
-use super::snapshot::{Snapshot, replicas};
-use super::state::Step;
+use super::object::{CONFIG_MAP, DEPLOYMENT, ObjectRef, Resource, SHARDING_CONFIG, rules};
+use super::snapshot::{Snapshot, in_both_groups, replicas};
+use super::state::{State, Step};
+
+/// How large the record may become by what is known before the first step. A ConfigMap ends at 1 MiB; the rest is for
+/// what an undo notes.
+const RECORD_BYTES: usize = 900 * 1024;
+
+/// Objects that are named where it is too large.
+const NAMED: usize = 3;
+
+/// On objects of Kridge's group.
+const KRIDGES_FINALIZER: &str = "finalizer.kridge.kusionstack.io/protected";
 
 /// What a step does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,6 +47,9 @@ pub(super) struct Planned {
     /// What a full undo does at its very end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) undone_last: Vec<Change>,
+    /// What step `managers` does first, in a later run, too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) resumed: Vec<Change>,
     /// Why the step cannot be taken, and what to do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) problems: Vec<String>,
@@ -45,15 +58,25 @@ pub(super) struct Planned {
     pub(super) notes: Vec<String>,
 }
 
+impl Planned {
+    /// Notes what takes the step back, and what is done behind it.
+    pub(super) fn note(&self, step: Step, state: &mut State) {
+        let fresh: Vec<Reversible> = self.changes.iter().filter(|one| one.inverse.is_some()).cloned().collect();
+        state.record(step, &fresh);
+        self.undone_last.iter().for_each(|change| state.note_last(change.clone()));
+        self.resumed.iter().for_each(|change| state.note_resume(change.clone()));
+    }
+}
+
 pub(super) fn plan(step: Step, snapshot: &Snapshot) -> Planned {
     match step {
         Step::Guard => first(snapshot),
-        Step::Webhooks => webhooks(snapshot),
+        Step::Webhooks => webhooks::plan(snapshot),
         Step::Stop => stop(snapshot),
         Step::Convert => convert(snapshot),
         Step::Finalizers => finalizers(snapshot),
         Step::Adopt => adopt::plan(snapshot),
-        Step::Labels => labels(snapshot),
+        Step::Labels => labels::plan(snapshot),
         Step::Managers => managers(snapshot),
         Step::Enrol => enrol::plan(snapshot),
         Step::Finish => finish(snapshot),
@@ -62,9 +85,35 @@ pub(super) fn plan(step: Step, snapshot: &Snapshot) -> Planned {
 
 /// What would hold up a later step is said before anything is changed.
 fn first(snapshot: &Snapshot) -> Planned {
-    let later = [stop(snapshot), convert(snapshot), adopt::plan(snapshot), labels(snapshot)];
-    let problems = later.into_iter().flat_map(|step| step.problems).chain(two_managers(snapshot));
-    Planned { problems: problems.collect(), ..guard::create() }
+    let mut planned = guard::create();
+    let (mut copy, mut record) = (snapshot.clone(), State::default());
+    planned.note(Step::Guard, &mut record);
+    for step in Step::ALL.into_iter().filter(|step| (Step::Webhooks..=Step::Enrol).contains(step)) {
+        let later = plan(step, &copy);
+        later.note(step, &mut record);
+        later.changes.iter().for_each(|one| copy::apply(&mut copy, &one.change));
+        // Our managers may come between these steps and the others.
+        planned.problems.extend(later.problems.into_iter().filter(|_| step <= Step::Labels));
+    }
+    planned.problems.extend(two_managers(snapshot));
+    planned.problems.extend(too_large(&record));
+    planned
+}
+
+/// The record would not fit into a ConfigMap.
+fn too_large(record: &State) -> Option<String> {
+    let kilobytes = |bytes: usize| bytes.div_ceil(1024);
+    let size = record.size();
+    (size > RECORD_BYTES).then(|| {
+        let largest = record.largest().into_iter().take(NAMED);
+        let largest = largest.map(|(object, size)| format!("{object} ({} KiB)", kilobytes(size)));
+        format!(
+            "the record of the migration would have {} KiB, and at most {} KiB are possible. The largest objects in it are {}: take out what they do not need, such as the annotation kubectl.kubernetes.io/last-applied-configuration, or let roots have fewer shards",
+            kilobytes(size),
+            kilobytes(RECORD_BYTES),
+            largest.collect::<Vec<_>>().join(", ")
+        )
+    })
 }
 
 /// Somebody started the predecessor's manager again.
@@ -89,15 +138,6 @@ fn two_managers(snapshot: &Snapshot) -> Option<String> {
 /// The kind of an object, among some.
 fn kind_of(object: &DynamicObject, kinds: &[Resource]) -> Option<Resource> {
     kinds.iter().copied().find(|kind| kind.is(object))
-}
-
-fn webhooks(snapshot: &Snapshot) -> Planned {
-    let theirs = snapshot.webhooks.iter().filter(|one| snapshot.is_predecessors(one));
-    let delete = |one: &DynamicObject| {
-        let kind = kind_of(one, &[MUTATING, VALIDATING])?;
-        Some(Reversible::delete(kind.of_object(one), portable(one)))
-    };
-    Planned { changes: theirs.filter_map(delete).collect(), ..Planned::default() }
 }
 
 fn stop(snapshot: &Snapshot) -> Planned {
@@ -130,8 +170,11 @@ fn convert(snapshot: &Snapshot) -> Planned {
         let is_child = snapshot.kridge.iter().any(|root| adopt::is_child_of(root, object));
         match kridge::convert(object) {
             Some(content) if !is_there && !is_child => {
-                planned.problems.extend(refused(&target, &content));
-                planned.changes.push(Reversible::create(target, content));
+                let refused = refused(&target, &content);
+                if refused.is_empty() {
+                    planned.changes.push(Reversible::create(target, content));
+                }
+                planned.problems.extend(refused);
             }
             _ => {}
         }
@@ -173,59 +216,10 @@ fn finalizers(snapshot: &Snapshot) -> Planned {
     planned
 }
 
-fn labels(snapshot: &Snapshot) -> Planned {
-    let mut planned = Planned::default();
-    if let Some(kinds) = snapshot.kinds.as_ref().filter(|_| !snapshot.has_own_kinds) {
-        let target = CONFIG_MAP.named(Some(&snapshot.system), resource_list::NAME);
-        let content = json!({"apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": resource_list::NAME, "namespace": snapshot.system}, "data": kinds.data.get("data")});
-        planned.changes.push(Reversible::create(target, content));
-    }
-    let found = Labels::of(&snapshot.namespaces);
-    if !found.different.is_empty() {
-        let (count, key) = (found.different.len(), &found.labelling.hash_key);
-        planned.notes.push(format!(
-            "{count} of {} namespaces have another value in {key} than the predecessor's hash says, such as {}; our managers repair them",
-            found.labelled, found.different[0]
-        ));
-    }
-    let wanted = json!({"shardingHash": found.labelling.hash_key, "namespace": found.labelling.namespace_key,
-        "control": found.labelling.control_key, "hash": found.labelling.hash.to_string()});
-    let in_force = snapshot.manager_state.as_ref().and_then(|state| state.data.pointer("/status/labels/inForce"));
-    match in_force {
-        Some(in_force) if *in_force == wanted => {}
-        Some(in_force) if in_force.get("shardingHash") == wanted.get("shardingHash") => planned.problems.push(format!(
-            "our managers run already and write another hash into {}, by which the predecessor's pods still go: start them with {}",
-            found.labelling.hash_key,
-            found.flags().join(" ")
-        )),
-        Some(in_force) => planned.notes.push(format!(
-            "our managers run already, and have labels of their own in force, {in_force}; those of the predecessor stay on the objects"
-        )),
-        None => take_over(snapshot, &wanted, &mut planned),
-    }
-    planned
-}
-
-/// Writes down which labels are in force, before our managers start.
-fn take_over(snapshot: &Snapshot, wanted: &Value, planned: &mut Planned) {
-    let state = STATES.named(None, MANAGER_STATE);
-    if snapshot.manager_state.is_none() {
-        let content =
-            json!({"apiVersion": STATES.api_version(), "kind": STATES.kind, "metadata": {"name": MANAGER_STATE}});
-        planned.changes.push(Reversible::create(state.clone(), content));
-    }
-    let status = |labels: Value| Action::MergeStatus(json!({"status": {"labels": labels}}));
-    planned.changes.push(Reversible {
-        change: Change::new(state.clone(), status(json!({ "inForce": wanted }))),
-        inverse: Some(Change::new(state, status(Value::Null))),
-    });
-}
-
 fn managers(snapshot: &Snapshot) -> Planned {
     let mut planned = guard::delete(snapshot);
     let in_force = snapshot.manager_state.as_ref().and_then(|state| state.data.pointer("/status/labels/inForce"));
-    let found = Labels::of(&snapshot.namespaces);
+    let found = Labels::of(&snapshot.namespaces, snapshot.manager.as_ref());
     let is_taken_over =
         in_force.is_none_or(|labels| labels.get("shardingHash") == Some(&json!(found.labelling.hash_key)));
     let Some(manager) = &snapshot.our_manager else {
@@ -233,7 +227,7 @@ fn managers(snapshot: &Snapshot) -> Planned {
         planned.notes.push(format!("apply deploy/ with these arguments for the managers: {flags}"));
         return planned;
     };
-    let missing: Vec<String> = found.flags().into_iter().filter(|flag| !has_flag(manager, flag)).collect();
+    let missing: Vec<String> = found.flags().into_iter().filter(|flag| !flags::has(manager, flag)).collect();
     if is_taken_over && !missing.is_empty() {
         planned.problems.push(format!(
             "Deployment {}/{} lacks the arguments {}: without them the managers would take labels from the objects by which the predecessor's pods still go",
@@ -243,24 +237,6 @@ fn managers(snapshot: &Snapshot) -> Planned {
         ));
     }
     planned
-}
-
-/// Whether a container has the flag, as `--FLAG=VALUE`, in two arguments, or in its variable.
-fn has_flag(deployment: &DynamicObject, flag: &str) -> bool {
-    let containers = deployment.data.pointer("/spec/template/spec/containers").and_then(Value::as_array);
-    let Some((name, value)) = flag.split_once('=') else { return false };
-    let variable = format!("CTRLMESH_MANAGER_{}", name.trim_start_matches('-').replace('-', "_").to_uppercase());
-    containers.into_iter().flatten().any(|container| {
-        let arguments: Vec<&str> = ["command", "args"]
-            .into_iter()
-            .flat_map(|field| container.get(field).and_then(Value::as_array).into_iter().flatten())
-            .filter_map(Value::as_str)
-            .collect();
-        let variables = container.get("env").and_then(Value::as_array).into_iter().flatten();
-        arguments.contains(&flag)
-            || arguments.windows(2).any(|two| two == [name, value])
-            || variables.into_iter().any(|one| one["name"] == json!(variable) && one["value"] == json!(value))
-    })
 }
 
 fn finish(snapshot: &Snapshot) -> Planned {
@@ -278,13 +254,26 @@ fn finish(snapshot: &Snapshot) -> Planned {
     for object in &snapshot.kridge {
         let Some(kind) = kind_of(object, &rules(ctrlmesh_common::names::KRIDGE_GROUP)) else { continue };
         let target = kind.of_object(object);
-        let served = object.finalizers().iter();
+        // Others are served by somebody, who is waited for.
+        let served = object.finalizers().iter().filter(|one| [FINALIZER, KRIDGES_FINALIZER].contains(&one.as_str()));
         let finalizers = served.map(|one| Change::new(target.clone(), Action::RemoveFinalizer(one.clone())));
         let changes = finalizers.chain([Change::new(target.clone(), Action::Delete)]);
         planned.changes.extend(changes.map(|change| Reversible { change, inverse: None }));
     }
-    let maps = snapshot.fake_kubeconfigs.iter().map(|map| CONFIG_MAP.of_object(map));
+    let (theirs, others): (Vec<_>, Vec<_>) = snapshot.fake_kubeconfigs.iter().partition(|map| is_predecessors_map(map));
+    planned.notes.extend(
+        others
+            .into_iter()
+            .map(|map| format!("{} stays: it has no label watching of the predecessor's", CONFIG_MAP.of_object(map))),
+    );
+    let maps = theirs.into_iter().map(|map| CONFIG_MAP.of_object(map));
     let manager = snapshot.manager.iter().map(|manager| DEPLOYMENT.of_object(manager));
     planned.changes.extend(maps.chain(manager).map(|object| Reversible::delete(object, None)));
+    planned.changes.extend(guard::delete_kridges(snapshot));
     planned
+}
+
+/// Whether a ConfigMap is one that the predecessor made. It gives them a label.
+fn is_predecessors_map(map: &DynamicObject) -> bool {
+    in_both_groups("watching").iter().any(|key| map.labels().get(key).is_some_and(|value| value == "true"))
 }

@@ -122,7 +122,7 @@ impl Store {
     fn unwritten(&self, source: Error) -> MigrateError {
         let namespace = self.namespace.clone();
         match source {
-            Error::Api(status) if status.code == CONFLICT => MigrateError::Other { namespace, name: NAME },
+            Error::Api(status) if status.code == CONFLICT => MigrateError::ConcurrentRun { namespace, name: NAME },
             source => MigrateError::Write { namespace, name: NAME, source: Box::new(source) },
         }
     }

@@ -1,23 +1,25 @@
 //! Takes steps back, the last one first.
 
+use std::collections::BTreeMap;
+
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use super::args::{ChangeArgs, UndoArgs};
+use super::carry_out::Purpose;
 use super::change::{Action, Change};
 use super::error::MigrateError;
 use super::object::{DEPLOYMENT, MUTATING, SHARDING_CONFIG, VALIDATING, portable};
 use super::snapshot::{Snapshot, is_fenced, replicas, rule};
 use super::state::Step;
+use super::steps::guard::GUARD;
+use super::steps::webhooks::OUR_WEBHOOKS;
 use super::store::Store;
 use super::wait::{self, Waiter};
 use super::{perform, read, say};
 use crate::cluster::Connection;
 use crate::text;
-
-/// Name of our webhook configurations.
-const OUR_WEBHOOKS: &str = "ctrlmesh";
 
 /// # Errors
 /// Why not, and what to do about it.
@@ -41,13 +43,13 @@ pub(super) async fn run(arguments: &UndoArgs) -> Result<(), MigrateError> {
         }
         return Ok(());
     }
-    let waiter = Waiter { client: client.clone(), timeout: *timeout };
+    let waiter = Waiter::new(client.clone(), *timeout);
     for step in steps {
         say(&format!("undo {}:", step.name()))?;
         // From here on the step is not done: a run after a cut takes it again.
         store.state.done.remove(&step);
         store.save().await?;
-        let snapshot = read::snapshot(&client, common).await?;
+        let snapshot = read::snapshot(&client, common, &store.state).await?;
         take_back(step, &snapshot, &mut store, &waiter).await?;
         store.state.forget(step);
         store.save().await?;
@@ -56,15 +58,16 @@ pub(super) async fn run(arguments: &UndoArgs) -> Result<(), MigrateError> {
 }
 
 async fn take_back(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &Waiter) -> Result<(), MigrateError> {
-    let is_ours_running = wait::leads(&waiter.client, &snapshot.system).await?;
+    let is_ours_running = waiter.leads(&snapshot.system).await?;
     // Our managers and the predecessor's never write at once.
-    let has_replicas = snapshot.our_manager.as_ref().is_some_and(|manager| replicas(manager) > 0);
-    if step == Step::Managers || (step < Step::Managers && (is_ours_running || has_replicas)) {
-        stop_ours(snapshot, store, waiter, is_ours_running).await?;
+    // Without our managers, our webhooks refuse what an undo writes.
+    let is_installed = is_ours_running || snapshot.has_own_managers() || has_our_webhooks(snapshot);
+    if step == Step::Managers || (step < Step::Managers && is_installed) {
+        stop_ours(step, snapshot, store, waiter, is_ours_running).await?;
     }
     let targets = wait::targets(snapshot);
     let inverses = store.state.inverses(step);
-    perform(&inverses, waiter).await?;
+    perform(&inverses, Purpose::Undo, waiter).await?;
     match (step, &snapshot.manager) {
         // Not after `stop`: the predecessor's manager ends where its webhook configurations are missing. The guard goes
         // only once it runs.
@@ -84,8 +87,23 @@ async fn take_back(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &
     }
 }
 
+fn has_our_webhooks(snapshot: &Snapshot) -> bool {
+    snapshot.webhooks.iter().any(|one| one.name_any() == OUR_WEBHOOKS)
+}
+
+/// Takes the fence of a root out, and puts it in again. A root with a rollout has to have a fence, so both go.
+fn unfence(root: &DynamicObject) -> (Change, Change) {
+    let fields = ["fence", "rollout"].into_iter().filter_map(|field| Some((field, rule(root)?.get(field)?.clone())));
+    let before: BTreeMap<&str, Value> = [("fence", Value::Null)].into_iter().chain(fields).collect();
+    let off: BTreeMap<&str, Value> =
+        before.keys().map(|field| (*field, if *field == "fence" { json!("Off") } else { Value::Null })).collect();
+    let merge = |fields| Change::new(SHARDING_CONFIG.of_object(root), Action::Merge(json!({"spec": {"root": fields}})));
+    (merge(off), merge(before))
+}
+
 /// Takes the fences of roots out, and stops our managers. What starts them again is noted before.
 async fn stop_ours(
+    step: Step,
     snapshot: &Snapshot,
     store: &mut Store,
     waiter: &Waiter,
@@ -94,7 +112,10 @@ async fn stop_ours(
     // A pod that is made while nobody injects it would work beside the shards.
     let guard = store.state.inverses(Step::Managers);
     let guard: Vec<Change> = guard.into_iter().filter(|one| matches!(one.action, Action::Create(_))).collect();
-    perform(&guard, waiter).await?;
+    perform(&guard, Purpose::Step, waiter).await?;
+    if !guard.is_empty() {
+        waiter.enforced(GUARD, &snapshot.system).await?;
+    }
     let fenced: Vec<&DynamicObject> = snapshot.roots().filter(|root| is_fenced(root)).collect();
     if !fenced.is_empty() && !is_running {
         let roots =
@@ -103,14 +124,13 @@ async fn stop_ours(
     }
     let mut changes: Vec<Change> = Vec::new();
     for root in fenced {
-        let fence = |mode: Value| Action::Merge(json!({"spec": {"root": {"fence": mode}}}));
-        let before = rule(root).and_then(|rule| rule.get("fence")).cloned().unwrap_or(Value::Null);
-        let target = SHARDING_CONFIG.of_object(root);
-        store.state.note(Step::Managers, Change::new(target.clone(), fence(before)));
-        changes.push(Change::new(target, fence(json!("Off"))));
+        let (off, before) = unfence(root);
+        // Under the step that is taken back now: no other one may be to come.
+        store.state.note(step, before);
+        changes.push(off);
     }
     store.save().await?;
-    perform(&changes, waiter).await?;
+    perform(&changes, Purpose::Undo, waiter).await?;
     if is_running {
         waiter.unfenced().await?;
     }
@@ -138,6 +158,36 @@ async fn stop_programs(snapshot: &Snapshot, store: &mut Store, waiter: &Waiter) 
         }
     }
     store.save().await?;
-    perform(&changes, waiter).await?;
+    perform(&changes, Purpose::Step, waiter).await?;
+    if let Some(manager) = &snapshot.our_manager {
+        waiter.stopped(manager).await?;
+    }
     waiter.leading(&snapshot.system, false).await
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::api::ShardingConfig;
+    use ctrlmesh_manager::rules::validate;
+
+    use super::*;
+    use crate::migrate::object::merged;
+
+    #[test]
+    fn a_root_with_a_rollout_is_unfenced_and_fenced_again() {
+        for rule in [json!({}), json!({"fence": "Proxy"}), json!({"rollout": {"steps": [{"percent": 50}]}})] {
+            let mut all =
+                json!({"prefix": "op", "targetDeployment": "op", "auto": {"shardingSize": 1, "everyShardReplicas": 1}});
+            all.as_object_mut().unwrap().extend(rule.as_object().unwrap().clone());
+            let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+                "metadata": {"name": "r", "namespace": "ops"}, "spec": {"root": all}});
+            let (off, before) = unfence(&serde_json::from_value(root.clone()).unwrap());
+            let (Action::Merge(off), Action::Merge(before)) = (off.action, before.action) else { panic!("{rule}") };
+            let unfenced = merged(root.clone(), &off);
+            assert_eq!(unfenced["spec"]["root"]["fence"], "Off");
+            let config: ShardingConfig = serde_json::from_value(unfenced.clone()).unwrap();
+            assert_eq!(validate::sharding_config(&config, &[], None).errors, [], "{unfenced}");
+            assert_eq!(merged(unfenced, &before), root);
+        }
+    }
 }

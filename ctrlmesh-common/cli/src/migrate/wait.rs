@@ -1,32 +1,46 @@
 //! Waits for what a step needs before the next one may begin.
 
+mod lease;
+
+use std::sync::Mutex;
 use std::time::Duration;
 
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::ownership::UNSHARDED;
-use jiff::{SignedDuration, Timestamp};
+use ctrlmesh_runtime::sync::lock;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{DynamicObject, ListParams};
-use kube::{Api, Client, ResourceExt};
+use kube::api::{DynamicObject, ListParams, PostParams};
+use kube::{Api, Client, Error, ResourceExt};
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
+use self::lease::{Leadership, LeaseWatch, Renewal};
 use super::error::MigrateError;
-use super::object::{ObjectRef, POLICY, Resource, SHARDING_CONFIG};
+use super::object::{MUTATING, ObjectRef, POD, POLICY, SHARDING_CONFIG};
 use super::read::{self, OUR_MANAGER};
-use super::snapshot::{Snapshot, is_disabled, is_enrolled, is_fenced, replicas};
+use super::snapshot::{Snapshot, is_disabled, is_fenced, is_finished, is_to_be_enrolled, kept_by_partition, replicas};
+use super::steps::guard;
+use super::steps::webhooks::OUR_WEBHOOKS;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(250);
 
+/// A namespace that is always there, and that webhooks mostly leave out.
+const KUBE_SYSTEM: &str = "kube-system";
+
 /// Waits in one cluster, each time for so long at most.
-#[derive(Clone)]
 pub(super) struct Waiter {
     pub(super) client: Client,
     pub(super) timeout: Duration,
+    /// The renewal of our managers' Lease after which none came.
+    last_renewal: Mutex<Option<Renewal>>,
 }
 
 impl Waiter {
+    pub(super) fn new(client: Client, timeout: Duration) -> Self {
+        Self { client, timeout, last_renewal: Mutex::default() }
+    }
+
     /// Looks again and again, until `look` has no reason to wait any more.
     async fn until(
         &self,
@@ -43,22 +57,51 @@ impl Waiter {
         }
     }
 
-    /// No pod of the Deployment is left.
+    /// No pod of the Deployment runs any more.
     pub(super) async fn stopped(&self, deployment: &DynamicObject) -> Result<(), MigrateError> {
         let labels = deployment.data.pointer("/spec/selector/matchLabels").and_then(Value::as_object).cloned();
         let pairs = labels.into_iter().flatten().filter_map(|(key, value)| Some(format!("{key}={}", value.as_str()?)));
         let selector = pairs.collect::<Vec<_>>().join(",");
-        let pods = Resource { group: "", version: "v1", kind: "Pod", plural: "pods" }.api_resource();
         let namespace = deployment.namespace().unwrap_or_default();
-        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &pods);
-        self.until("the predecessor's manager has stopped", async || {
+        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &POD.api_resource());
+        self.until(&format!("Deployment {namespace}/{} has stopped", deployment.name_any()), async || {
             let left = pods.list(&ListParams::default().labels(&selector)).await.map_err(|source| {
                 MigrateError::Read { what: format!("pods of namespace {namespace}"), source: Box::new(source) }
             })?;
-            let names: Vec<String> = left.items.iter().map(ResourceExt::name_any).collect();
+            let names: Vec<String> =
+                left.items.iter().filter(|pod| !is_finished(pod)).map(ResourceExt::name_any).collect();
             Ok((!names.is_empty()).then(|| format!("pods {} are left", names.join(", "))))
         })
         .await
+    }
+
+    /// The API server enforces a policy that refuses pods. It does so some time after the policy is written.
+    pub(super) async fn enforced(&self, policy: &str, system: &str) -> Result<(), MigrateError> {
+        self.until(&format!("the API server enforces {} {policy}", POLICY.kind), async || {
+            let mut reason = None;
+            // A webhook that nobody answers may refuse the pod first, in one namespace.
+            for namespace in [system, KUBE_SYSTEM] {
+                match self.probe(policy, namespace).await? {
+                    None => return Ok(None),
+                    told => reason = reason.or(told),
+                }
+            }
+            Ok(reason)
+        })
+        .await
+    }
+
+    /// Why it is not known that the policy is enforced.
+    async fn probe(&self, policy: &str, namespace: &str) -> Result<Option<String>, MigrateError> {
+        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &POD.api_resource());
+        let pod = serde_json::from_value(guard::probe(policy))
+            .map_err(|source| MigrateError::Content { object: policy.to_owned(), source })?;
+        match pods.create(&PostParams { dry_run: true, ..PostParams::default() }, &pod).await {
+            Ok(_) => Ok(Some("a pod that it refuses would be let in".to_owned())),
+            Err(Error::Api(status)) if status.message.contains(&format!("{} '{policy}'", POLICY.kind)) => Ok(None),
+            Err(Error::Api(status)) => Ok(Some(status.message)),
+            Err(source) => Err(MigrateError::Probe { policy: policy.to_owned(), source: Box::new(source) }),
+        }
     }
 
     /// The workload has only pods of its newest template, and all are ready.
@@ -88,12 +131,46 @@ impl Waiter {
     /// A manager of ours leads, or none does.
     pub(super) async fn leading(&self, namespace: &str, wanted: bool) -> Result<(), MigrateError> {
         let what = if wanted { "a manager of ours leads" } else { "no manager of ours leads" };
+        let mut watch = LeaseWatch::default();
         self.until(what, async || {
-            Ok(match (leads(&self.client, namespace).await?, wanted) {
-                (false, true) => Some(format!("nobody holds Lease {namespace}/{OUR_MANAGER}; apply deploy/")),
-                (true, false) => Some(format!("somebody holds Lease {namespace}/{OUR_MANAGER}; stop the managers")),
-                _ => None,
+            Ok(match (self.look(namespace, &mut watch).await?, wanted) {
+                (Leadership::Held, true) | (Leadership::Vacant, false) => None,
+                (_, true) => Some(format!("nobody renews Lease {namespace}/{OUR_MANAGER}; apply deploy/")),
+                (_, false) => Some(format!("somebody holds Lease {namespace}/{OUR_MANAGER}; stop the managers")),
             })
+        })
+        .await
+    }
+
+    /// Whether a manager of ours leads. It may take as long as a Lease lasts to know that.
+    pub(super) async fn leads(&self, namespace: &str) -> Result<bool, MigrateError> {
+        let mut watch = LeaseWatch::after(lock(&self.last_renewal).clone());
+        let mut leads = false;
+        self.until("it is known whether a manager of ours leads", async || {
+            let leadership = self.look(namespace, &mut watch).await?;
+            leads = leadership == Leadership::Held;
+            let is_unknown = leadership == Leadership::Unknown;
+            Ok(is_unknown.then(|| format!("Lease {namespace}/{OUR_MANAGER} was not watched for long enough")))
+        })
+        .await?;
+        *lock(&self.last_renewal) = watch.into_last();
+        Ok(leads)
+    }
+
+    async fn look(&self, namespace: &str, watch: &mut LeaseWatch) -> Result<Leadership, MigrateError> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), namespace);
+        let lease = leases.get_opt(OUR_MANAGER).await.map_err(|source| MigrateError::Read {
+            what: format!("Lease {namespace}/{OUR_MANAGER}"),
+            source: Box::new(source),
+        })?;
+        Ok(watch.look(lease.and_then(|lease| lease.spec).as_ref(), Instant::now()))
+    }
+
+    /// The API server can ask our webhook for pods. It trusts the one that answers once our leader has written a bundle.
+    pub(super) async fn trusted_webhook(&self) -> Result<(), MigrateError> {
+        let webhooks = MUTATING.named(None, OUR_WEBHOOKS);
+        self.until("the API server trusts our webhook", async || {
+            Ok(untrusted(read::get(&self.client, &webhooks).await?.as_ref()))
         })
         .await
     }
@@ -111,26 +188,6 @@ impl Waiter {
     }
 }
 
-/// Whether a manager of ours holds the Lease now.
-///
-/// # Errors
-/// The API server does not say it.
-pub(super) async fn leads(client: &Client, namespace: &str) -> Result<bool, MigrateError> {
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let lease = leases.get_opt(OUR_MANAGER).await.map_err(|source| MigrateError::Read {
-        what: format!("Lease {namespace}/{OUR_MANAGER}"),
-        source: Box::new(source),
-    })?;
-    let now = Timestamp::now();
-    Ok(lease.and_then(|lease| lease.spec).is_some_and(|spec| {
-        let until = spec.renew_time.and_then(|renewed| {
-            let lives = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
-            renewed.0.checked_add(lives).ok()
-        });
-        spec.holder_identity.is_some_and(|holder| !holder.is_empty()) && until.is_some_and(|until| until > now)
-    }))
-}
-
 /// The workload of each root that is there, and the root.
 pub(super) fn targets(snapshot: &Snapshot) -> Vec<(ObjectRef, ObjectRef)> {
     let of_root = |root: &DynamicObject| {
@@ -140,12 +197,24 @@ pub(super) fn targets(snapshot: &Snapshot) -> Vec<(ObjectRef, ObjectRef)> {
     snapshot.roots().filter_map(of_root).collect()
 }
 
-/// The workload of each root that divides and is enrolled, and the root.
-pub(super) fn enrolled(snapshot: &Snapshot) -> Vec<(ObjectRef, ObjectRef)> {
+/// A workload that a migration enrols.
+pub(super) struct Enrolled {
+    pub(super) workload: ObjectRef,
+    pub(super) root: ObjectRef,
+    /// No pod is kept by a partition.
+    pub(super) is_whole: bool,
+}
+
+/// The workload of each root that divides and is enrolled.
+pub(super) fn enrolled(snapshot: &Snapshot) -> Vec<Enrolled> {
     let of_root = |root: &DynamicObject| {
         let (kind, workload) = snapshot.target(root)?;
-        let is = is_enrolled(workload.data.pointer("/spec/template/metadata/labels"));
-        is.then(|| (kind.of_object(workload), SHARDING_CONFIG.of_object(root)))
+        let is = workload.data.pointer("/spec/template/metadata").is_some_and(is_to_be_enrolled);
+        is.then(|| Enrolled {
+            workload: kind.of_object(workload),
+            root: SHARDING_CONFIG.of_object(root),
+            is_whole: kept_by_partition(workload) == 0,
+        })
     };
     snapshot.roots().filter(|root| !is_disabled(root)).filter_map(of_root).collect()
 }
@@ -158,10 +227,27 @@ fn unfinished(workload: &DynamicObject) -> Option<String> {
     if workload.metadata.generation.is_some_and(|generation| observed < generation) {
         return Some("its controller has not seen the change".to_owned());
     }
-    let counts =
-        ["updatedReplicas", "readyReplicas", "replicas"].map(|field| (field, number(&format!("/status/{field}"))));
+    let to_update = wanted - kept_by_partition(workload);
+    let updated = number("/status/updatedReplicas");
+    if updated < to_update {
+        return Some(format!("updatedReplicas is {updated} of {to_update}"));
+    }
+    let counts = ["readyReplicas", "replicas"].map(|field| (field, number(&format!("/status/{field}"))));
     let wrong = counts.into_iter().find(|(_, count)| *count != wanted);
     wrong.map(|(field, count)| format!("{field} is {count} of {wanted}"))
+}
+
+/// Why the API server cannot ask the webhooks of our configuration.
+fn untrusted(webhooks: Option<&DynamicObject>) -> Option<String> {
+    let Some(webhooks) = webhooks else {
+        return Some(format!("there is no {} {OUR_WEBHOOKS}; apply deploy/", MUTATING.kind));
+    };
+    let hooks = webhooks.data.get("webhooks").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let has_bundle = |hook: &Value| {
+        hook.pointer("/clientConfig/caBundle").and_then(Value::as_str).is_some_and(|bundle| !bundle.is_empty())
+    };
+    let is_trusted = !hooks.is_empty() && hooks.iter().all(has_bundle);
+    (!is_trusted).then(|| format!("{} {OUR_WEBHOOKS} has no caBundle yet, which our leader writes", MUTATING.kind))
 }
 
 /// What a shard of a root owns still, or what moves. A root that is not fenced has no table that counts.
@@ -190,47 +276,4 @@ fn missing(root: &DynamicObject, kind: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn object(content: &Value) -> DynamicObject {
-        let mut all = json!({"metadata": {"name": "op", "generation": 2}});
-        all.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());
-        serde_json::from_value(all).unwrap()
-    }
-
-    #[test]
-    fn a_rollout_ends_with_the_last_ready_pod() {
-        let status = |observed: i64, updated: i64, ready: i64| {
-            object(&json!({"spec": {"replicas": 3}, "status": {"observedGeneration": observed, "replicas": 3,
-                "updatedReplicas": updated, "readyReplicas": ready}}))
-        };
-        assert_eq!(unfinished(&status(2, 3, 3)), None);
-        assert!(unfinished(&status(1, 3, 3)).unwrap().contains("not seen"));
-        assert_eq!(unfinished(&status(2, 2, 3)).unwrap(), "updatedReplicas is 2 of 3");
-        assert_eq!(unfinished(&status(2, 3, 2)).unwrap(), "readyReplicas is 2 of 3");
-    }
-
-    #[test]
-    fn a_root_is_handed_back_when_pods_without_a_proxy_own_all() {
-        let table = |table: Value| object(&json!({"spec": {"root": {}}, "status": {"ownership": table}}));
-        assert_eq!(sharded(&table(json!({"slots": {"0": UNSHARDED}, "namespaces": {"a": UNSHARDED}}))), None);
-        assert_eq!(sharded(&object(&json!({}))), None, "it never had a table");
-        let pinned = json!({"slots": {"0": UNSHARDED}, "namespaces": {"a": "op-0-canary"}});
-        assert_eq!(sharded(&table(pinned)).as_deref(), Some("a belongs to op-0-canary"));
-        let moving = json!({"slots": {"0": UNSHARDED}, "revoked": {"epoch": 3}});
-        assert!(sharded(&table(moving)).unwrap().contains("on its way"));
-    }
-
-    #[test]
-    fn a_condition_of_an_older_generation_does_not_count() {
-        let root = |generation: i64, status: &str| {
-            object(&json!({"status": {"conditions": [{"type": "Settled", "status": status, "message": "why",
-                "observedGeneration": generation}]}}))
-        };
-        assert_eq!(missing(&root(2, "True"), "Settled"), None);
-        assert_eq!(missing(&root(1, "True"), "Settled").as_deref(), Some("why"));
-        assert_eq!(missing(&root(2, "False"), "Settled").as_deref(), Some("why"));
-        assert!(missing(&root(2, "True"), "Labelled").is_some());
-    }
-}
+mod tests;

@@ -25,6 +25,8 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// Where our manager's webhooks listen, each time that it starts.
 const WEBHOOKS: &str = "127.0.0.1:19443";
 
+pub(crate) const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
+
 pub(crate) struct Bed {
     pub(crate) client: Client,
     pub(crate) plane: Arc<ControlPlane>,
@@ -70,25 +72,37 @@ impl Bed {
         predecessor::register_webhooks(&self.client).await
     }
 
-    /// Makes our managers' Deployment, and runs one as it says.
-    pub(crate) async fn install_ours(&mut self) -> Result<()> {
+    /// Makes our managers' Deployment and the webhook for pods, and runs a manager as the Deployment says.
+    pub(crate) async fn install_ours(&mut self, replicas: u32) -> Result<()> {
         let flags = ["--sharding-hash=kusionstack".to_owned(), format!("--label-sharding-hash={KEY}")];
         let more = ["--label-rate=1000", "--webhook-host=127.0.0.1", &format!("--listen-webhook={WEBHOOKS}")]
             .map(str::to_owned);
         let template = json!({"metadata": {"labels": {"app": "m"}}, "spec": {"automountServiceAccountToken": false,
             "containers": [{"name": "manager", "image": "none", "args": flags}]}});
         let manager = json!({"metadata": {"name": "ctrlmesh-manager"},
-            "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "m"}}, "template": template}});
+            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": "m"}}, "template": template}});
         post(&self.client, &format!("/apis/apps/v1/namespaces/{SYSTEM}/deployments"), manager).await?;
         let flags = flags.into_iter().chain(more).collect();
         self.stand_ins.push(stand_ins::our_manager(Arc::clone(&self.plane), self.client.clone(), flags));
         let pods = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]});
-        let hook = json!({"name": "inject.ctrlmesh.kusionstack.io", "sideEffects": "None", "admissionReviewVersions": ["v1"],
-            "failurePolicy": "Fail", "clientConfig": {"url": format!("https://{WEBHOOKS}/inject")}, "rules": [pods],
-            "objectSelector": {"matchLabels": {"ctrlmesh.kusionstack.io/enable-proxy": "true"}}});
-        let labels = json!({"app.kubernetes.io/part-of": "ctrlmesh"});
-        let webhooks = json!({"metadata": {"name": "ctrlmesh", "labels": labels}, "webhooks": [hook]});
-        post(&self.client, "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", webhooks).await
+        let mut hook = our_webhook("inject", &pods);
+        hook["objectSelector"] = json!({"matchLabels": {"ctrlmesh.kusionstack.io/enable-proxy": "true"}});
+        post(&self.client, &format!("{ADMISSION}/mutatingwebhookconfigurations"), our_webhooks(hook)).await
+    }
+
+    /// Makes our webhook for rules, which fails closed.
+    pub(crate) async fn install_validation(&self) -> Result<()> {
+        let rules = json!({"apiGroups": ["ctrlmesh.kusionstack.io"], "apiVersions": ["v1alpha1"],
+            "resources": ["shardingconfigs", "circuitbreakers", "faultinjections", "managerstates"],
+            "operations": ["CREATE", "UPDATE"]});
+        let webhooks = our_webhooks(our_webhook("validate", &rules));
+        post(&self.client, &format!("{ADMISSION}/validatingwebhookconfigurations"), webhooks).await
+    }
+
+    /// Says how many managers of ours are to run.
+    pub(crate) async fn scale_ours(&self, replicas: u32) -> Result<()> {
+        let path = format!("/apis/apps/v1/namespaces/{SYSTEM}/deployments/ctrlmesh-manager");
+        merge(&self.client, &path, &json!({"spec": {"replicas": replicas}})).await.map(drop)
     }
 
     /// The command, with these words.
@@ -110,16 +124,15 @@ impl Bed {
 
     /// All that a migration changes, as it is now.
     pub(crate) async fn state(&self) -> Result<BTreeMap<String, Value>> {
-        let admission = "/apis/admissionregistration.k8s.io/v1";
         let paths = [
             collection("ctrlmesh.kusionstack.io", "shardingconfigs"),
             collection("ctrlmesh.kusionstack.io", "circuitbreakers"),
             format!("/apis/apps/v1/namespaces/{OPERATOR}/statefulsets"),
             format!("/apis/apps/v1/namespaces/{}/deployments", predecessor::NAMESPACE),
-            format!("{admission}/mutatingwebhookconfigurations/ctrlmesh-webhook"),
-            format!("{admission}/validatingwebhookconfigurations/ctrlmesh-webhook"),
-            format!("{admission}/validatingadmissionpolicies"),
-            format!("{admission}/validatingadmissionpolicybindings"),
+            format!("{ADMISSION}/mutatingwebhookconfigurations/ctrlmesh-webhook"),
+            format!("{ADMISSION}/validatingwebhookconfigurations/ctrlmesh-webhook"),
+            format!("{ADMISSION}/validatingadmissionpolicies"),
+            format!("{ADMISSION}/validatingadmissionpolicybindings"),
         ];
         let mut state = BTreeMap::new();
         for path in paths {
@@ -139,6 +152,17 @@ impl Bed {
         state.insert("labels".to_owned(), labels.iter().map(|one| one["status"]["labels"].clone()).collect());
         Ok(state)
     }
+}
+
+/// A webhook at this path of our manager's.
+fn our_webhook(path: &str, rules: &Value) -> Value {
+    json!({"name": format!("{path}.ctrlmesh.kusionstack.io"), "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        "failurePolicy": "Fail", "clientConfig": {"url": format!("https://{WEBHOOKS}/{path}")}, "rules": [rules]})
+}
+
+fn our_webhooks(hook: Value) -> Value {
+    let labels = json!({"app.kubernetes.io/part-of": "ctrlmesh"});
+    json!({"metadata": {"name": "ctrlmesh", "labels": labels}, "webhooks": [hook]})
 }
 
 /// Objects of these kinds in the operator's namespace.

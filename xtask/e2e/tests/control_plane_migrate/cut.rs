@@ -4,11 +4,9 @@ use anyhow::{Result, ensure};
 use http::Request;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, collection, items, post};
+use crate::bed::{ADMISSION, Bed, collection, items, post};
 
 const GROUP: &str = "ctrlmesh.kusionstack.io";
-
-const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 
 /// Refuses a child, so that the step that makes it ends between two changes.
 async fn refuse_second_child(bed: &Bed) -> Result<()> {

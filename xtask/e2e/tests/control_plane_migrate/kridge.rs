@@ -7,6 +7,7 @@ use ctrlmesh_testbed::retry;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, collection, items, post};
+use crate::whole::try_pod;
 
 const GROUP: &str = "ctrlmesh.kusionstack.io";
 
@@ -58,13 +59,17 @@ async fn kridges_objects_come_over_and_their_own_go() -> Result<()> {
     bed.migrated(&["run", "--until", "labels"]).await?;
     ensure!(names(&bed, GROUP).await? == ["op-0-canary", "op-1-normal", "op-root", "slow"]);
     ensure!(names(&bed, KRIDGE_GROUP).await? == all, "the originals stay until the end");
-    bed.install_ours().await?;
+    bed.install_ours(1).await?;
     bed.migrated(&["run"]).await?;
     let set: Vec<Value> = items(&bed.client, "/apis/apps/v1/namespaces/ops/statefulsets/op").await?;
     let labels = &set[0]["spec"]["template"]["metadata"]["labels"];
     ensure!(labels[format!("{GROUP}/enable-proxy")] == "true", "{labels}");
     ensure!(labels.get(format!("{KRIDGE_GROUP}/enable-proxy")).is_none(), "{labels}");
+    let trigger = format!("{KRIDGE_GROUP}/enable-proxy");
+    let refused = try_pod(&bed, &trigger).await.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(refused.contains("nobody injects a pod for label"), "to the end: {refused}");
     bed.migrated(&["run", "--until", "finish"]).await?;
+    retry(|| try_pod(&bed, &trigger)).await?;
     ensure!(names(&bed, KRIDGE_GROUP).await?.is_empty(), "the originals are gone, finalizers and all");
     Ok(())
 }

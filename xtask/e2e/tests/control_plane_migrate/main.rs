@@ -9,5 +9,6 @@ mod predecessor;
 mod stand_ins;
 mod bed;
 mod cut;
-mod kridge;
+mod installed;
 mod whole;
+mod kridge;

@@ -17,6 +17,12 @@ pub(crate) const OPERATOR: &str = "ops";
 /// What its program calls the label of the slot.
 pub(crate) const KEY: &str = "ctrlmesh.kusionstack.io/shard-hash";
 
+/// Its Service for webhooks.
+const SERVICE: &str = "ctrlmesh-webhook-service";
+
+/// Somebody else's Service and webhook configuration in its namespace.
+pub(crate) const NEIGHBOUR: &str = "neighbour";
+
 const TEAMS: [&str; 3] = ["ns-a", "ns-b", "ns-c"];
 
 /// Makes its manager, its webhooks, and what does not depend on the group of its kinds.
@@ -37,30 +43,39 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
     let manager = json!({"metadata": {"name": "ctrlmesh"}, "spec": {"replicas": 2,
         "selector": {"matchLabels": {"control-plane": "ctrlmesh"}}, "template": template}});
     post(client, &format!("/apis/apps/v1/namespaces/{NAMESPACE}/deployments"), manager).await?;
+    for (name, selected) in [(SERVICE, "ctrlmesh"), (NEIGHBOUR, "neighbour")] {
+        let service = json!({"metadata": {"name": name}, "spec": {"clusterIP": "None", "ports": [{"port": 443}],
+            "selector": {"control-plane": selected}}});
+        post(client, &format!("/api/v1/namespaces/{NAMESPACE}/services"), service).await?;
+    }
     let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"},
         "data": {"resource-config": "groupVersionKinds: {v1: [ConfigMap]}"}});
     post(client, &format!("/api/v1/namespaces/{NAMESPACE}/configmaps"), list).await?;
-    let fake = json!({"metadata": {"name": "fake-kubeconfig"}, "data": {"fake-kubeconfig.yaml": "server: http://127.0.0.1:5443"}});
+    let fake = json!({"metadata": {"name": "fake-kubeconfig", "labels": {"ctrlmesh.kusionstack.io/watching": "true"}}, "data": {"fake-kubeconfig.yaml": "server: http://127.0.0.1:5443"}});
     post(client, &format!("/api/v1/namespaces/{OPERATOR}/configmaps"), fake).await
 }
 
-/// Its webhooks, which call the Service in its namespace. Nothing answers there, and both fail closed.
+/// Its webhooks, which call the Service in its namespace: one by URL, one by reference. Nothing answers there, and both
+/// fail closed. A neighbour in its namespace has one, too.
 pub(crate) async fn register_webhooks(client: &Client) -> Result<()> {
     let hook = |name: &str, group: &str, resource: &str| {
         json!({"name": name, "sideEffects": "None", "admissionReviewVersions": ["v1"], "failurePolicy": "Fail", "timeoutSeconds": 1,
-            "clientConfig": {"service": {"namespace": NAMESPACE, "name": "ctrlmesh-webhook-service", "path": "/mutate-pod"}},
+            "clientConfig": {"service": {"namespace": NAMESPACE, "name": SERVICE, "path": "/mutate-pod"}},
             "objectSelector": {"matchLabels": {"ctrlmesh.kusionstack.io/enable-proxy": "true"}},
             "rules": [{"apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE"], "resources": [resource]}]})
     };
-    for (plural, hook) in [
-        ("mutatingwebhookconfigurations", hook("pod.ctrlmesh.mutating.io", "", "pods")),
-        (
-            "validatingwebhookconfigurations",
-            hook("shard.ctrlmesh.validating.io", "ctrlmesh.kusionstack.io", "shardingconfigs"),
-        ),
+    let mut by_url = hook("pod.ctrlmesh.mutating.io", "", "pods");
+    by_url["clientConfig"] = json!({"url": format!("https://{SERVICE}.{NAMESPACE}.svc:9443/mutate-pod")});
+    let by_reference = hook("shard.ctrlmesh.validating.io", "ctrlmesh.kusionstack.io", "shardingconfigs");
+    let mut neighbours = hook("neighbour.example.org", "example.org", "things");
+    neighbours["clientConfig"]["service"]["name"] = json!(NEIGHBOUR);
+    for (plural, name, hook) in [
+        ("mutatingwebhookconfigurations", "ctrlmesh-webhook", by_url),
+        ("validatingwebhookconfigurations", "ctrlmesh-webhook", by_reference),
+        ("validatingwebhookconfigurations", NEIGHBOUR, neighbours),
     ] {
         let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}");
-        post(client, &path, json!({"metadata": {"name": "ctrlmesh-webhook"}, "webhooks": [hook]})).await?;
+        post(client, &path, json!({"metadata": {"name": name}, "webhooks": [hook]})).await?;
     }
     Ok(())
 }
@@ -75,7 +90,8 @@ pub(crate) fn rules(group: &str) -> Vec<(&'static str, Value)> {
         let selector = json!({"matchExpressions": [{"key": format!("{group}/namespace"), "operator": operator, "values": ["ns-a"]}]});
         (
             "shardingconfigs",
-            json!({"apiVersion": format!("{group}/v1alpha1"), "kind": "ShardingConfig", "metadata": {"name": name},
+            json!({"apiVersion": format!("{group}/v1alpha1"), "kind": "ShardingConfig",
+                "metadata": {"name": name, "labels": {format!("{group}/auto-sharding-root"): "op-root"}},
                 "spec": {"controller": {"leaderElectionName": "op-lock"},
                     "selector": {"matchExpressions": [{"key": "statefulset.kubernetes.io/pod-name", "operator": "In", "values": pods}]},
                     "limits": [{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}], "selector": selector}]}}),

@@ -5,8 +5,8 @@ use ctrlmesh_common::names::FINALIZER;
 use ctrlmesh_testbed::retry;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, collection, items, merge, post, uids};
-use crate::predecessor::{KEY, NAMESPACE, OPERATOR};
+use crate::bed::{ADMISSION, Bed, collection, items, merge, post, uids};
+use crate::predecessor::{KEY, NAMESPACE, NEIGHBOUR, OPERATOR};
 use crate::stand_ins::injected;
 
 const GROUP: &str = "ctrlmesh.kusionstack.io";
@@ -38,22 +38,21 @@ async fn nothing_is_left(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// No pod with the trigger is made while nobody would inject it.
+/// A pod in the operator's namespace, in a dry run.
+pub(crate) async fn try_pod(bed: &Bed, label: &str) -> Result<()> {
+    let pod = json!({"metadata": {"generateName": "late-", "labels": {label: "true"}},
+        "spec": {"automountServiceAccountToken": false, "containers": [{"name": "c", "image": "none"}]}});
+    post(&bed.client, &format!("/api/v1/namespaces/{OPERATOR}/pods?dryRun=All"), pod).await
+}
+
+/// No pod with the trigger is made while nobody would inject it, from the moment on that the command has returned.
 async fn pods_are_refused(bed: &Bed) -> Result<()> {
-    let pod = |label: &str| {
-        json!({"metadata": {"generateName": "late-", "labels": {label: "true"}},
-        "spec": {"automountServiceAccountToken": false, "containers": [{"name": "c", "image": "none"}]}})
-    };
-    let path = format!("/api/v1/namespaces/{OPERATOR}/pods?dryRun=All");
-    retry(|| async {
-        match post(&bed.client, &path, pod("ctrlmesh.kusionstack.io/enable-proxy")).await {
-            Ok(()) => anyhow::bail!("it was let in"),
-            Err(error) if format!("{error:#}").contains("a migration to ctrlmesh is under way") => Ok(()),
-            Err(error) => Err(error),
-        }
-    })
-    .await?;
-    post(&bed.client, &path, pod("other")).await
+    match try_pod(bed, "ctrlmesh.kusionstack.io/enable-proxy").await {
+        Ok(()) => anyhow::bail!("it was let in"),
+        Err(error) if format!("{error:#}").contains("a migration to ctrlmesh is under way") => {}
+        Err(error) => return Err(error),
+    }
+    try_pod(bed, "other").await
 }
 
 async fn labels_in_force(bed: &Bed) -> Result<Value> {
@@ -88,13 +87,15 @@ async fn a_cluster_comes_over_step_by_step_and_goes_back() -> Result<()> {
     }
     pods_are_refused(&bed).await?;
     nothing_is_left(&bed).await?;
+    let neighbours = format!("{ADMISSION}/validatingwebhookconfigurations/{NEIGHBOUR}");
+    ensure!(!items(&bed.client, &neighbours).await?.is_empty(), "a neighbour's webhooks stay");
     over(&mut bed).await?;
     back(&bed, &first).await
 }
 
 /// Our managers take over, and the operator's pods are enrolled.
 async fn over(bed: &mut Bed) -> Result<()> {
-    bed.install_ours().await?;
+    bed.install_ours(1).await?;
     let pods = uids(&bed.client).await?;
     for _ in 0..2 {
         bed.migrated(&["run", "--until", "managers"]).await?;
@@ -106,6 +107,10 @@ async fn over(bed: &mut Bed) -> Result<()> {
     let now = uids(&bed.client).await?;
     ensure!(now.len() == 3 && now.values().all(|uid| !pods.values().any(|old| old == uid)), "{now:?}");
     ensure!(injected(&bed.client).await? == (3, 3), "our webhook lets all of them in");
+    bed.migrated(&["undo", "--until", "enrol"]).await?;
+    ensure!(injected(&bed.client).await? == (0, 3), "pods come without a proxy");
+    bed.migrated(&["run"]).await?;
+    ensure!(injected(&bed.client).await? == (3, 3), "a run that follows an undo enrols again");
     let labels = labels_in_force(bed).await?;
     ensure!(labels["inForce"]["shardingHash"] == KEY && labels["inForce"]["hash"] == "kusionstack", "{labels}");
     ensure!(labels.get("next").is_none(), "nothing is relabelled: {labels}");

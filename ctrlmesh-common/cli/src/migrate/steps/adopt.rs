@@ -16,7 +16,10 @@ use super::Planned;
 use crate::migrate::change::Reversible;
 use crate::migrate::labels::Labels;
 use crate::migrate::object::{SHARDING_CONFIG, portable};
-use crate::migrate::snapshot::{Snapshot, rule};
+use crate::migrate::snapshot::{Snapshot, in_both_groups, rule};
+
+/// Label of a child without its group: the name of its root.
+const AUTO_SHARDING_ROOT: &str = "auto-sharding-root";
 
 /// Endings of the children's names, behind prefix and number.
 const ENDINGS: [&str; 2] = ["canary", "normal"];
@@ -35,7 +38,10 @@ pub(super) fn plan(snapshot: &Snapshot) -> Planned {
         match divided {
             // It is switched off: its children stand by themselves.
             Ok((_, None)) => planned.notes.push(format!("root {name} is disabled: its children stay as they are")),
-            Ok((config, Some(shards))) => replace(&config, &shards, &children, &mut planned),
+            Ok((config, Some(shards))) => {
+                planned.problems.extend(shards.iter().filter_map(|shard| taken(root, shard, &children, snapshot)));
+                replace(&config, &shards, &children, &mut planned);
+            }
             Err(error) => planned.problems.push(format!(
                 "root {name} cannot be divided, change it first (`ctrlmesh validate` says the same): {error}"
             )),
@@ -44,7 +50,7 @@ pub(super) fn plan(snapshot: &Snapshot) -> Planned {
     planned
 }
 
-/// Whether `object` is called and marked as a child that the predecessor's root makes.
+/// Whether `object` is called like a child of the predecessor's root, and has the label with the root's name.
 pub(super) fn is_child_of(root: &DynamicObject, object: &DynamicObject) -> bool {
     let kinds = [root, object].map(|one| one.types.as_ref().map(|types| (&types.api_version, &types.kind)));
     let Some(prefix) = rule(root).and_then(|rule| rule.get("prefix")).and_then(Value::as_str) else { return false };
@@ -52,6 +58,7 @@ pub(super) fn is_child_of(root: &DynamicObject, object: &DynamicObject) -> bool 
         && rule(object).is_none()
         && root.metadata.namespace == object.metadata.namespace
         && is_name_of_child(prefix, &object.name_any())
+        && in_both_groups(AUTO_SHARDING_ROOT).iter().any(|key| object.labels().get(key) == Some(&root.name_any()))
 }
 
 /// Whether it is `PREFIX-NUMBER-canary` or `PREFIX-NUMBER-normal`.
@@ -74,7 +81,21 @@ fn labelling(snapshot: &Snapshot) -> Labelling {
             hash: text("hash")?.parse().ok()?,
         })
     };
-    read().unwrap_or_else(|| Labels::of(&snapshot.namespaces).labelling)
+    read().unwrap_or_else(|| Labels::of(&snapshot.namespaces, snapshot.manager.as_ref()).labelling)
+}
+
+/// Why a shard cannot be made: another ShardingConfig has its name.
+fn taken(root: &DynamicObject, shard: &Shard, children: &[&DynamicObject], snapshot: &Snapshot) -> Option<String> {
+    let target = SHARDING_CONFIG.named(root.metadata.namespace.as_deref(), &shard.share.name);
+    let is_target = |one: &DynamicObject| SHARDING_CONFIG.is(one) && SHARDING_CONFIG.of_object(one) == target;
+    let is_child = children.iter().any(|child| is_target(child));
+    (!is_child && snapshot.rules.iter().any(is_target)).then(|| {
+        format!(
+            "{target} is called like a shard of root {name}, but does not say that the root made it: give it the label {}={name} if it did, and another name if not",
+            label::AUTO_SHARDING_ROOT,
+            name = root.name_any()
+        )
+    })
 }
 
 fn parse(object: &DynamicObject) -> Result<ShardingConfig, String> {
@@ -111,14 +132,6 @@ fn replace(root: &ShardingConfig, shards: &[Shard], children: &[&DynamicObject],
     let names: Vec<String> = children.iter().map(|child| child.name_any()).collect();
     let gone = names.iter().filter(|name| !shards.iter().any(|shard| shard.share.name == **name));
     planned.notes.extend(gone.map(|name| format!("root {} has no shard {name} any more", root.name_any())));
-    if children
-        .iter()
-        .any(|child| child.labels().get(label::AUTO_SHARDING_ROOT).is_some_and(|of| *of != root.name_any()))
-    {
-        planned
-            .notes
-            .push(format!("some children of root {} name another root in a label: names count", root.name_any()));
-    }
 }
 
 /// Another record gives the finalizer back.

@@ -10,10 +10,9 @@ use super::Planned;
 use crate::migrate::change::{Action, Change, Reversible};
 use crate::migrate::leftovers::{DROPPED_ANNOTATIONS, DROPPED_LABELS};
 use crate::migrate::object::{DEPLOYMENT, ObjectRef};
-use crate::migrate::snapshot::{KRIDGE_ENABLE_PROXY, Snapshot, in_both_groups, is_disabled, is_enrolled};
-
-/// On a pod template: what makes it another one, so that its pods are replaced.
-const MIGRATED: &str = "ctrlmesh.kusionstack.io/migrated";
+use crate::migrate::snapshot::{
+    KRIDGE_ENABLE_PROXY, MIGRATED, Snapshot, UNDONE, in_both_groups, is_disabled, is_to_be_enrolled, kept_by_partition,
+};
 
 pub(super) fn plan(snapshot: &Snapshot) -> Planned {
     let mut planned = Planned::default();
@@ -32,7 +31,7 @@ pub(super) fn plan(snapshot: &Snapshot) -> Planned {
         if metadata.pointer("/annotations").and_then(|all| all.get(MIGRATED)) == Some(&json!("true")) {
             continue;
         }
-        if !is_enrolled(metadata.get("labels")) {
+        if !is_to_be_enrolled(metadata) {
             planned
                 .notes
                 .push(format!("{target} has no label {} in its pod template: it stays as it is", label::ENABLE_PROXY));
@@ -44,13 +43,19 @@ pub(super) fn plan(snapshot: &Snapshot) -> Planned {
                 .notes
                 .push(format!("{target} has the strategy OnDelete: delete its pods yourself, one after the other"));
         }
+        let kept = kept_by_partition(workload);
+        if kept > 0 {
+            planned.notes.push(format!(
+                "{target} has a partition, which keeps {kept} of its pods: they stay the predecessor's until you lower it"
+            ));
+        }
         enrol(target, metadata, &mut planned);
     }
     planned
 }
 
-/// The inverse takes the trigger away, so that pods come without a proxy. The predecessor's webhook injects them again
-/// when all is undone, and only then do they get the trigger.
+/// The inverse takes the trigger away, so that pods come without a proxy, and marks the template: a later run enrols it
+/// again. The predecessor's webhook injects them again when all is undone, and only then do they get the trigger.
 fn enrol(target: ObjectRef, metadata: &Value, planned: &mut Planned) {
     let mut labels = Map::from_iter([(label::ENABLE_PROXY.to_owned(), json!("true"))]);
     let mut annotations = Map::from_iter([(MIGRATED.to_owned(), json!("true"))]);
@@ -70,7 +75,7 @@ fn enrol(target: ObjectRef, metadata: &Value, planned: &mut Planned) {
     };
     let template = |labels: Value, annotations: Value| json!({"spec": {"template": {"metadata": {"labels": labels, "annotations": annotations}}}});
     let restored = template(before("labels", &labels), before("annotations", &annotations));
-    let leave = template(json!({label::ENABLE_PROXY: null}), json!({MIGRATED: null}));
+    let leave = template(json!({label::ENABLE_PROXY: null}), json!({MIGRATED: UNDONE}));
     let patch = template(Value::Object(labels), Value::Object(annotations));
     planned.undone_last.push(Change::new(target.clone(), Action::Merge(restored)));
     planned.changes.push(Reversible::merge(target, patch, leave));

@@ -1,5 +1,9 @@
 //! What steps decide, on the state that the predecessor leaves.
 
+mod webhooks;
+mod children;
+mod enrolment;
+
 use std::collections::BTreeSet;
 
 use kube::api::DynamicObject;
@@ -39,6 +43,7 @@ fn child(name: &str, pods: &[&str]) -> DynamicObject {
         "limits": [{"selector": {"matchLabels": {"ctrlmesh.kusionstack.io/shard-hash": "1"}}}]}),
     );
     child.metadata.finalizers = None;
+    child.metadata.labels = Some([(label::AUTO_SHARDING_ROOT.to_owned(), "op-root".to_owned())].into());
     child
 }
 
@@ -63,6 +68,7 @@ fn snapshot() -> Snapshot {
         system: "ctrlmesh-system".to_owned(),
         manager: Some(deployment("ctrlmesh", "ctrlmesh", json!([]))),
         our_manager: None,
+        services: Vec::new(),
         webhooks: vec![webhook("theirs", "ctrlmesh"), webhook("ctrlmesh", "ctrlmesh-system"), webhook("other", "x")],
         rules: vec![
             root(),
@@ -88,17 +94,6 @@ fn snapshot() -> Snapshot {
 
 fn said(planned: &Planned) -> Vec<String> {
     planned.changes.iter().map(|one| one.change.to_string()).collect()
-}
-
-#[test]
-fn only_the_predecessors_webhooks_are_deleted() {
-    let planned = plan(Step::Webhooks, &snapshot());
-    assert_eq!(said(&planned), ["delete MutatingWebhookConfiguration theirs"]);
-    let Some(Change { action: Action::Create(before), .. }) = &planned.changes[0].inverse else {
-        panic!("{planned:?}")
-    };
-    assert_eq!(before["metadata"], json!({"name": "theirs"}));
-    assert_eq!(before["webhooks"][0]["clientConfig"]["service"]["namespace"], "ctrlmesh");
 }
 
 #[test]
@@ -135,50 +130,16 @@ fn finalizers_are_dropped_where_they_are() {
 }
 
 #[test]
-fn children_are_replaced_by_ones_that_the_root_owns() {
-    let planned = plan(Step::Adopt, &snapshot());
-    assert!(planned.problems.is_empty(), "{:?}", planned.problems);
-    assert_eq!(
-        said(&planned),
-        [
-            "delete ShardingConfig ops/op-0-canary",
-            "delete ShardingConfig ops/op-1-normal",
-            "create ShardingConfig ops/op-0-canary",
-            "create ShardingConfig ops/op-1-normal",
-        ]
-    );
-    let Action::Create(made) = &planned.changes[3].change.action else { panic!("{planned:?}") };
-    assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "uid-op-root");
-    let limits = made["spec"]["limits"].to_string();
-    assert!(limits.contains("ctrlmesh.kusionstack.io/shard-hash"), "the labels of the predecessor: {limits}");
-}
-
-#[test]
-fn an_adoption_that_was_cut_goes_on() {
+fn only_the_predecessors_finalizers_are_stripped() {
     let mut snapshot = snapshot();
-    let all = plan(Step::Adopt, &snapshot);
-    // The first child was replaced; the second one was deleted, and not made again.
-    let Action::Create(made) = &all.changes[2].change.action else { panic!("{all:?}") };
-    snapshot.rules.remove(2);
-    snapshot.rules[1] = object(made.clone());
-    assert_eq!(said(&plan(Step::Adopt, &snapshot)), ["create ShardingConfig ops/op-1-normal"]);
-}
-
-#[test]
-fn a_root_that_cannot_be_divided_is_named() {
-    let mut snapshot = snapshot();
-    snapshot.rules[0].data["spec"]["root"]["auto"]["shardingSize"] = json!(40);
-    let planned = plan(Step::Adopt, &snapshot);
-    assert!(planned.problems[0].contains("ops/op-root") && planned.changes.is_empty(), "{planned:?}");
-    assert_eq!(plan(Step::Guard, &snapshot).problems, planned.problems, "before anything is changed");
-}
-
-#[test]
-fn a_disabled_root_keeps_its_children() {
-    let mut snapshot = snapshot();
-    snapshot.rules[0].data["spec"]["root"]["disable"] = json!(true);
-    let planned = plan(Step::Adopt, &snapshot);
-    assert!(planned.changes.is_empty() && planned.notes[0].contains("disabled"), "{planned:?}");
+    let kridges = json!({"apiVersion": "kridge.kusionstack.io/v1alpha1", "kind": "CircuitBreaker",
+        "metadata": {"name": "slow", "namespace": "ops",
+            "finalizers": [FINALIZER, "finalizer.kridge.kusionstack.io/protected", "of.another/one"]}});
+    snapshot.kridge = vec![object(kridges)];
+    let planned = said(&plan(Step::Finish, &snapshot));
+    let stripped: Vec<&String> = planned.iter().filter(|one| one.contains("take the finalizer")).collect();
+    assert_eq!(stripped.len(), 2, "{planned:?}");
+    assert!(!planned.iter().any(|one| one.contains("of.another/one")), "{planned:?}");
 }
 
 #[test]
@@ -216,77 +177,81 @@ fn managers_that_would_relabel_are_refused() {
 }
 
 #[test]
-fn enrolling_takes_the_template_and_leaves_it_reversible() {
+fn kridges_trigger_is_refused_until_the_end() {
     let mut snapshot = snapshot();
-    let (iptables, sync) = ("ctrlmesh.kusionstack.io/enable-iptables", "ctrlmesh.kusionstack.io/env-sync");
-    snapshot.workloads = vec![workload(json!({label::ENABLE_PROXY: "true", iptables: "true"}), json!({sync: "A=1"}))];
-    let planned = plan(Step::Enrol, &snapshot);
-    let metadata = |change: &Change| match &change.action {
-        Action::Merge(patch) => patch["spec"]["template"]["metadata"].clone(),
-        other => panic!("{other:?}"),
+    snapshot.guard = guard::all().map(|(object, _)| object).collect();
+    let named = |step: Step| {
+        let policies = plan(step, &snapshot)
+            .changes
+            .into_iter()
+            .filter(|one| one.change.object.kind == "ValidatingAdmissionPolicy");
+        policies.map(|one| one.change.to_string()).collect::<Vec<_>>()
     };
-    let taken = metadata(&planned.changes[0].change);
-    assert_eq!(taken["labels"], json!({label::ENABLE_PROXY: "true", iptables: null}));
-    assert_eq!(taken["annotations"][sync], Value::Null);
-    let left = metadata(planned.changes[0].inverse.as_ref().unwrap());
-    assert_eq!(left["labels"], json!({label::ENABLE_PROXY: null}), "without a proxy, until the predecessor is back");
-    let restored = metadata(&planned.undone_last[0]);
-    assert_eq!(restored["labels"], json!({label::ENABLE_PROXY: "true", iptables: "true"}));
-    assert_eq!(restored["annotations"][sync], "A=1");
+    let [create, delete] =
+        ["create", "delete"].map(|verb| format!("{verb} ValidatingAdmissionPolicy ctrlmesh-migration"));
+    assert_eq!(named(Step::Guard), [create.clone(), format!("{create}-kridge")]);
+    assert_eq!(named(Step::Managers), std::slice::from_ref(&delete));
+    assert_eq!(named(Step::Finish), [format!("{delete}-kridge")]);
 }
 
 #[test]
-fn a_workload_without_the_label_stays_as_it_is() {
+fn nothing_is_finished_while_pods_of_the_predecessor_run() {
     let mut snapshot = snapshot();
-    snapshot.workloads = vec![workload(json!({"app": "op"}), json!({}))];
-    let planned = plan(Step::Enrol, &snapshot);
-    assert!(planned.changes.is_empty() && planned.notes[0].contains("stays as it is"), "{planned:?}");
+    let map = |namespace: &str, labels: Value| {
+        let metadata = json!({"name": "fake-kubeconfig", "namespace": namespace, "labels": labels});
+        object(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}))
+    };
+    snapshot.fake_kubeconfigs =
+        vec![map("ops", json!({"ctrlmesh.kusionstack.io/watching": "true"})), map("dev", json!({}))];
+    let pod = |annotations: Value| {
+        object(json!({"metadata": {"name": "op-0", "namespace": "ops", "annotations": annotations}}))
+    };
+    snapshot.pods = vec![pod(json!({}))];
+    assert!(plan(Step::Finish, &snapshot).problems[0].contains("1 pods in namespace ops"));
+    for phase in ["Succeeded", "Failed"] {
+        snapshot.pods[0].data = json!({"status": {"phase": phase}});
+        assert_eq!(plan(Step::Finish, &snapshot).problems, Vec::<String>::new(), "it runs no more");
+    }
+    snapshot.pods = vec![pod(json!({"ctrlmesh.kusionstack.io/injected": "true"}))];
+    let planned = plan(Step::Finish, &snapshot);
+    assert!(planned.problems.is_empty() && planned.changes.iter().all(|one| one.inverse.is_none()));
+    assert_eq!(said(&planned), ["delete ConfigMap ops/fake-kubeconfig", "delete Deployment ctrlmesh/ctrlmesh"]);
+    assert!(planned.notes[0].contains("ConfigMap dev/fake-kubeconfig stays"), "{:?}", planned.notes);
 }
 
 #[test]
-fn kridges_roots_are_copied_and_their_children_are_not() {
+fn a_record_that_is_too_large_is_said_before_the_first_step() {
+    let mut snapshot = snapshot();
+    snapshot.rules[1].metadata.annotations = Some([("a".to_owned(), "x".repeat(RECORD_BYTES / 2))].into());
+    assert_eq!(plan(Step::Guard, &snapshot).problems, Vec::<String>::new());
+    snapshot.rules[2].metadata.annotations = Some([("a".to_owned(), "x".repeat(RECORD_BYTES / 2))].into());
+    let problems = plan(Step::Guard, &snapshot).problems;
+    let [problem] = &problems[..] else { panic!("{} problems", problems.len()) };
+    for named in ["at most 900 KiB", "ops/op-0-canary (451 KiB)", "last-applied-configuration"] {
+        assert!(problem.contains(named), "{named}: {problem}");
+    }
+}
+
+#[test]
+fn a_plan_knows_what_earlier_steps_leave_to_later_ones() {
     let mut snapshot = snapshot();
     let kridge = |object: DynamicObject| {
         let text = serde_json::to_string(&object).unwrap().replace("ctrlmesh.kusionstack", "kridge.kusionstack");
         serde_json::from_str(&text).unwrap()
     };
     snapshot.kridge = snapshot.rules.drain(..).map(kridge).collect();
-    let planned = plan(Step::Convert, &snapshot);
-    assert!(planned.problems.is_empty(), "{:?}", planned.problems);
-    let mut made = said(&planned);
-    made.sort();
-    assert_eq!(
-        made,
-        ["create CircuitBreaker ops/slow", "create ShardingConfig ops/op-by-hand", "create ShardingConfig ops/op-root"]
-    );
-}
-
-#[test]
-fn a_copy_that_would_be_refused_is_named_first() {
-    let mut snapshot = snapshot();
-    let mut root = root();
-    root.data["spec"]["root"]["auto"]["shardingSize"] = json!(40);
-    let text = serde_json::to_string(&root).unwrap().replace("ctrlmesh.kusionstack", "kridge.kusionstack");
-    (snapshot.rules, snapshot.kridge) = (Vec::new(), vec![serde_json::from_str(&text).unwrap()]);
-    let planned = plan(Step::Guard, &snapshot);
-    assert!(planned.problems[0].contains("ops/op-root") && planned.problems[0].contains("shardingSize"), "{planned:?}");
-}
-
-#[test]
-fn nothing_is_finished_while_pods_of_the_predecessor_run() {
-    let mut snapshot = snapshot();
-    let map =
-        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fake-kubeconfig", "namespace": "ops"}});
-    snapshot.fake_kubeconfigs = vec![object(map)];
-    let pod = |annotations: Value| {
-        object(json!({"metadata": {"name": "op-0", "namespace": "ops", "annotations": annotations}}))
-    };
-    snapshot.pods = vec![pod(json!({}))];
-    assert!(plan(Step::Finish, &snapshot).problems[0].contains("1 pods in namespace ops"));
-    snapshot.pods = vec![pod(json!({"ctrlmesh.kusionstack.io/injected": "true"}))];
-    let planned = plan(Step::Finish, &snapshot);
-    assert!(planned.problems.is_empty() && planned.changes.iter().all(|one| one.inverse.is_none()));
-    assert_eq!(said(&planned), ["delete ConfigMap ops/fake-kubeconfig", "delete Deployment ctrlmesh/ctrlmesh"]);
+    let labels = json!({"app": "op"});
+    snapshot.workloads[0].data["spec"]["selector"] = json!({"matchLabels": labels});
+    snapshot.pods = vec![object(json!({"metadata": {"name": "op-0", "namespace": "ops", "labels": labels}}))];
+    let planned = crate::migrate::planned(&snapshot, &State::default(), Step::Finish);
+    let of = |step: Step| &planned.iter().find(|one| one.step == step).unwrap().planned;
+    let made = said(of(Step::Adopt));
+    assert_eq!(made, ["create ShardingConfig ops/op-0-canary", "create ShardingConfig ops/op-1-normal"]);
+    assert!(said(of(Step::Managers)).contains(&"delete ValidatingAdmissionPolicy ctrlmesh-migration".to_owned()));
+    assert_eq!(said(of(Step::Enrol)).len(), 1, "the workload of a root that is still to be copied");
+    let finish = of(Step::Finish);
+    assert_eq!(finish.problems, Vec::<String>::new(), "its pods are replaced by then");
+    assert!(said(finish).contains(&"delete ValidatingAdmissionPolicy ctrlmesh-migration-kridge".to_owned()));
 }
 
 #[test]

@@ -1,0 +1,49 @@
+//! Takes the predecessor's webhook configurations away, and ours while nobody answers there.
+//!
+//! Pure.
+
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
+use serde_json::Value;
+
+use super::{Planned, kind_of};
+use crate::migrate::change::{Action, Change, Reversible};
+use crate::migrate::object::{MUTATING, ObjectRef, VALIDATING, portable};
+use crate::migrate::snapshot::Snapshot;
+
+/// Name of our webhook configurations.
+pub(in crate::migrate) const OUR_WEBHOOKS: &str = "ctrlmesh";
+
+pub(super) fn plan(snapshot: &Snapshot) -> Planned {
+    let mut planned = Planned::default();
+    for webhook in &snapshot.webhooks {
+        let Some(kind) = kind_of(webhook, &[MUTATING, VALIDATING]) else { continue };
+        let target = kind.of_object(webhook);
+        if snapshot.is_predecessors(webhook) {
+            planned.problems.extend(is_final(webhook, &target));
+            planned.changes.push(Reversible::delete(target, portable(webhook)));
+        } else if webhook.name_any() == OUR_WEBHOOKS && !snapshot.has_own_managers() {
+            // Nobody answers there, and they would refuse what later steps write.
+            let content = portable(webhook).map(|content| Change::new(target.clone(), Action::Create(content)));
+            planned.resumed.extend(content);
+            planned.changes.push(Reversible::delete(target, None));
+        } else if let Some(service) = snapshot.called_nearby(webhook).next() {
+            planned.notes.push(format!(
+                "{target} stays: Service {}/{service}, which it calls, has another selector than the predecessor's manager",
+                snapshot.predecessor.namespace
+            ));
+        }
+    }
+    planned
+}
+
+/// Why an undo could not make a webhook configuration again: Kubernetes before 1.22 took more than today's does.
+fn is_final(webhook: &DynamicObject, target: &ObjectRef) -> Option<String> {
+    let hooks = webhook.data.get("webhooks").and_then(Value::as_array);
+    let is_old = |hook: &Value| ["Unknown", "Some"].into_iter().any(|effects| hook["sideEffects"] == effects);
+    hooks.into_iter().flatten().any(is_old).then(|| {
+        format!(
+            "{target} could not be made again by an undo: change its sideEffects to NoneOnDryRun, or to None, first"
+        )
+    })
+}
