@@ -49,6 +49,9 @@ pub const ECK: &str = "v3.5.0";
 pub const HELM_3: &str = "v3.22.0";
 pub const HELM_4: &str = "v4.3.2";
 
+/// The release of crane, as `xtask/crane/go.mod` names it.
+pub const CRANE: &str = "v0.22.1";
+
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
 
@@ -146,6 +149,11 @@ pub fn elastic_operator() -> PathBuf {
 /// Helm, in the release [`HELM_3`] or [`HELM_4`].
 pub fn helm(release: &str) -> PathBuf {
     cache().join("helm").join(release).join("helm")
+}
+
+/// A client of registries, and a registry for tests.
+pub fn crane() -> PathBuf {
+    cache().join("crane").join(CRANE).join("crane")
 }
 
 /// The linker of the kernel programs, as we build it.
