@@ -10,12 +10,13 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::paths::Paths;
+use crate::platform::Platform;
 use crate::progress::{say, step};
 use crate::run::{cargo, root, run};
 use crate::{build_ebpf, oci, tools};
 
 /// The largest archive that we hand out: an image is pulled by every node of a cluster.
-const LARGEST_BYTES: u64 = 25_000_000;
+pub(crate) const LARGEST_BYTES: u64 = 25_000_000;
 
 /// How long a crate takes to build on two cores for the first time.
 pub(crate) const ABOUT: Duration = Duration::from_mins(4);
@@ -81,7 +82,7 @@ impl Image {
     }
 
     /// The name of the program in it.
-    fn program(self) -> &'static str {
+    pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Proxy => "ctrlmesh-proxy",
             Self::Manager => "ctrlmesh-manager",
@@ -101,7 +102,7 @@ impl Image {
         format!("{}{next}.tar", self.program())
     }
 
-    fn description(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Self::Proxy => "ctrlmesh: gives each replica of an operator its share of the objects",
             Self::Manager => "ctrlmesh: decides the shares and tells the proxies",
@@ -116,7 +117,7 @@ impl Image {
     }
 
     /// The variables of its program, each `NAME=value`.
-    fn environment(self) -> &'static [&'static str] {
+    pub(crate) fn environment(self) -> &'static [&'static str] {
         match self {
             // A proxy that was told no policy would let everything pass.
             Self::Proxy => &["CTRLMESH_PROXY_REQUIRE_POLICY=true"],
@@ -249,6 +250,8 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
         entrypoint: &format!("/{}", image.program()),
         environment: image.environment(),
         local: debug,
+        platform: Platform::of_machine()?,
+        source: None,
     };
     let archive = scratch.join("archive");
     oci::write(&about, &files, scratch, &archive)?;

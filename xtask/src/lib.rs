@@ -19,6 +19,10 @@ mod paths;
 
 pub mod build_ebpf;
 
+pub mod platform;
+
+pub mod source;
+
 mod oci;
 
 pub mod images;
@@ -32,6 +36,8 @@ pub mod demo;
 pub mod docs;
 pub mod chart;
 pub mod lint;
+
+pub mod release;
 
 pub mod fuzz;
 

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use xtask::setup::Purpose;
 use xtask::{
-    bench, build_ebpf, chart, demo, docs, fuzz, images, lint, node, setup, test, tools, torture, user_cluster,
+    bench, build_ebpf, chart, demo, docs, fuzz, images, lint, node, release, setup, test, tools, torture, user_cluster,
 };
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
@@ -39,6 +39,8 @@ enum Command {
     Docs,
     /// Build the images that a cluster runs into target/images, without Docker
     Images(images::Options),
+    /// Make all that a release publishes, publish nothing, and print what is done and what is to be done by hand
+    Release(release::Options),
     /// Start, list and end real Kubernetes nodes on this machine
     #[command(subcommand)]
     Node(node::NodeCommand),
@@ -87,6 +89,7 @@ fn main() -> Result<ExitCode> {
         Command::Chart => chart::write_manifests()?,
         Command::Docs => docs::write_reference()?,
         Command::Images(options) => images::run_images(&options)?,
+        Command::Release(options) => return Ok(release::run_release(&options)?.into()),
         Command::Node(chosen) => return node::run_command(&chosen),
         Command::Demo(options) => return demo::run_demo(&options),
         Command::Remove { kubeconfig } => user_cluster::remove(&kubeconfig)?,

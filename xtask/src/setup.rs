@@ -17,11 +17,13 @@ pub mod kubectl;
 mod nightly;
 mod operators;
 mod packages;
+mod release;
 pub mod versions;
 
 use self::nightly::Nightly;
 pub use assets::assets_problem;
 pub use packages::for_benches;
+pub(crate) use release::for_release;
 
 /// The programs of the test beds: name, Go package, and about how many seconds the first build takes on two cores.
 const CONTROL_PLANE: [(&str, &str, u64); 7] = [
@@ -77,6 +79,7 @@ enum Task {
     PrometheusOperatorNext,
     ElasticOperator,
     Helm,
+    Crane,
 }
 
 /// What a machine lacks for a purpose, and may be installed or built here.
@@ -138,6 +141,7 @@ impl Plan {
             (Task::PrometheusOperatorNext, !tools::prometheus_operator_next().is_file()),
             (Task::ElasticOperator, !tools::elastic_operator().is_file()),
             (Task::Helm, helm::lacking().next().is_some()),
+            (Task::Crane, !tools::crane().is_file()),
         ];
         let lacking = lacking.into_iter().filter_map(|(task, lacks)| lacks.then_some(task));
         let tasks = lacking.filter(|task| task.is_due(purpose, go.is_none())).collect();
@@ -183,7 +187,8 @@ impl Task {
             | Self::PrometheusOperator
             | Self::PrometheusOperatorNext
             | Self::ElasticOperator
-            | Self::Helm => has_go && purpose == Purpose::Tests,
+            | Self::Helm
+            | Self::Crane => has_go && purpose == Purpose::Tests,
         }
     }
 
@@ -224,6 +229,7 @@ impl Task {
                 operators::build_elastic_operator,
             ),
             Self::Helm => helm::prepare().map(drop),
+            Self::Crane => step("build crane, a registry for tests, once per machine", seconds(30), build_crane),
         }
     }
 }
@@ -297,6 +303,10 @@ fn build_go(program: &str, package: &str) -> Result<()> {
 
 fn build_h2spec() -> Result<()> {
     build_tool(&tools::h2spec(), "xtask/h2spec", "github.com/summerwind/h2spec/cmd/h2spec")
+}
+
+fn build_crane() -> Result<()> {
+    build_tool(&tools::crane(), "xtask/crane", "github.com/google/go-containerregistry/cmd/crane")
 }
 
 fn build_prometheus() -> Result<()> {
@@ -375,7 +385,7 @@ mod tests {
     fn the_demo_builds_only_its_own_tools_and_none_without_go() {
         let operators = [Task::PrometheusOperator, Task::PrometheusOperatorNext, Task::ElasticOperator];
         let tools = [Task::Packages, Task::Linker, Task::ControlPlane, Task::H2spec, Task::Prometheus, Task::Collector];
-        let all = [&tools, &operators[..], &[Task::Helm]].concat();
+        let all = [&tools, &operators[..], &[Task::Helm, Task::Crane]].concat();
         let due = |purpose, has_go| -> Vec<Task> {
             all.iter().copied().filter(|task| task.is_due(purpose, has_go)).collect()
         };
@@ -416,6 +426,7 @@ mod tests {
             ("kubernetes-1.37", format!("k8s.io/kubernetes {} ", tools::OTHER_KUBERNETES[2])),
             ("helm-v3", format!("helm.sh/helm/v3 {} ", tools::HELM_3)),
             ("helm-v4", format!("helm.sh/helm/v4 {} ", tools::HELM_4)),
+            ("crane", format!("github.com/google/go-containerregistry {} ", tools::CRANE)),
         ];
         for (module, version) in versions {
             let text = fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();

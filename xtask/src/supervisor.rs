@@ -76,7 +76,7 @@ exit "$status"
 /// Whether this process is the run, and not what begins it. From then on it ends, and all of its group, when its
 /// supervisor does.
 pub(crate) fn follow() -> bool {
-    let named = env::var(GUARD).ok().and_then(|text| text.parse().ok());
+    let named = env::var(GUARD).ok().and_then(|text| text.parse::<u32>().ok());
     let Some(supervisor) = named.filter(|supervisor| *supervisor == parent_id()) else {
         return false;
     };

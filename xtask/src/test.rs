@@ -155,6 +155,7 @@ impl Tier {
                 Some("needs Prometheus".to_owned())
             }
             Self::ControlPlane | Self::Node if setup::helm::lacking().next().is_some() => Some("needs helm".to_owned()),
+            Self::ControlPlane if !tools::crane().is_file() => Some("needs crane".to_owned()),
             Self::ControlPlane if !tools::otel_collector().is_file() => {
                 Some("needs the OpenTelemetry collector".to_owned())
             }

@@ -105,7 +105,7 @@ pub(super) fn missing(purpose: Purpose, nightly: bool) -> Vec<Need> {
 }
 
 /// Whether dpkg has installed it, or it came another way.
-fn is_there(&(package, _, known_by): &Need) -> bool {
+pub(super) fn is_there(&(package, _, known_by): &Need) -> bool {
     let other = match known_by {
         "" => false,
         file if file.starts_with('/') => Path::new(file).is_file(),
