@@ -194,7 +194,7 @@ mod tests {
     }
 
     /// The messages of the stream of policies, with every field set, and their bytes.
-    fn stream_samples() -> [(Vec<u8>, &'static str); 7] {
+    fn stream_samples() -> [(Vec<u8>, &'static str); 8] {
         let known = PolicySummary {
             pod: Some(pod()),
             digest: 1,
@@ -207,6 +207,7 @@ mod tests {
         let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
         let guards = GuardReport { pod: Some(pod()), states: vec![guard_state()] };
         let webhook = WebhookReport { pod: Some(pod()), state: Some(webhook_state()) };
+        let bypass = BypassReport { pod: Some(pod()), bypass: Some(Bypass { packets: 300 }) };
         [
             (
                 Report { content: Some(Content::Hello(hello)) }.encode_to_vec(),
@@ -232,6 +233,7 @@ mod tests {
                 Report { content: Some(Content::Watches(watch_report())) }.encode_to_vec(),
                 "32240a090a016e1201701a0175121708ac0212100a0167120172180122016e280130ac021801",
             ),
+            (Report { content: Some(Content::Bypass(bypass)) }.encode_to_vec(), "3a100a090a016e1201701a0175120308ac02"),
             (
                 update().encode_to_vec(),
                 "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a3434333001",

@@ -35,6 +35,7 @@ use crate::leader::lease::{self, Candidate};
 use crate::listen::{Limits, Listener};
 use crate::metrics::{self, PREFIX, Refusals};
 use crate::ownership::fence_state::FenceStates;
+use crate::push::bypass_events::BypassEvents;
 use crate::push::identity::Reviewer;
 use crate::push::service::{
     Accounts, LatestConnections, LeaderClient, OldestConfirmed, PushMetrics, PushService, ReceiptRelay, ReviewSchedule,
@@ -274,6 +275,7 @@ impl Serving<'_> {
         let (client, own) = (context.client.clone(), args.namespace.clone());
         let push = Arc::new(PushService {
             store: context.store.clone(),
+            bypasses: BypassEvents::start(client.clone(), &context.drain),
             staleness: StalenessCheck::new(client, own, context.published.subscribe()),
             reviewer,
             ca_store: context.ca_store.clone(),

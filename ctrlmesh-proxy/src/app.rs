@@ -34,7 +34,7 @@ use crate::net::tls;
 use crate::net::tls::TlsError;
 use crate::net::tls::issue::{ServingCertificate, Source};
 use crate::net::tls::trust::Trust;
-use crate::node::{self, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
+use crate::node::{self, Announcement, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
 use crate::policy;
 use crate::policy::subscription;
 use crate::policy::subscription::{PodSubscription, Publications};
@@ -214,13 +214,27 @@ fn history(args: &SidecarArgs) -> Arc<History> {
 
 async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let process = Process::new(args.common.clone(), args.spans.clone());
-    let removal = Removal { pins: args.pin_dir.clone(), end: removal_check(&args)? };
+    let api = api_account(&args)?;
+    let removal = Removal { pins: args.pin_dir.clone(), end: removal_check(&args, api.clone()) };
+    let announcement = announcement(&args, api);
     if let Some(end) = &removal.end {
         process.drain.spawn(end.clone().watch(process.drain.clone()));
     }
     let socket = args.probe_socket.clone();
     let starting = process.readiness.block("pods");
+    if let Some(announcement) = announcement.clone() {
+        process.drain.spawn(announcement.once_ready(process.readiness.clone(), process.drain.clone()));
+    }
     let begun = begin_node(process.clone(), args, removal.clone(), starting);
+    let begun = async {
+        let begun = Box::pin(begun).await;
+        if let (Err(AppError::Node(NodeError::Intercept(error))), Some(announcement)) = (&begun, announcement)
+            && error.is_of_the_kernel()
+        {
+            announcement.refused_by_kernel().await;
+        }
+        begun
+    };
     process.live(socket.as_deref(), Box::pin(begun), removal.if_due()).await
 }
 
@@ -248,7 +262,8 @@ async fn begin_node(
     let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot), args.peer_ca.as_deref())?;
     let (port, state) = (args.redirect_port, args.manager.state_dir);
     let write_drain_timeout = args.common.write_drain_timeout;
-    let settings = Settings { pods, targets, port, state, removal, handover, write_drain_timeout };
+    let drop_bypass = args.drop_bypass;
+    let settings = Settings { pods, targets, port, state, removal, handover, write_drain_timeout, drop_bypass };
     let node = Node::open(settings, acceptor, served, process.drain.clone())?;
     let (asked, (left, done)) = (CancellationToken::new(), oneshot::channel::<()>());
     let leave = Some(Leave { asked: asked.clone(), done });
@@ -259,13 +274,22 @@ async fn begin_node(
     Ok(RunningParts { workers, leave })
 }
 
-/// The check of whether ctrlmesh is removed, where flags name what it needs.
-fn removal_check(args: &NodeArgs) -> Result<Option<RemovalCheck>, AppError> {
-    let Some((daemon_set, token)) = args.daemon_set.clone().zip(args.api_token.clone()) else {
-        return Ok(None);
-    };
+/// The API server and the file with our token for it, where flags name that.
+fn api_account(args: &NodeArgs) -> Result<Option<(Target, Arc<Trust>, PathBuf)>, AppError> {
+    let Some(token) = args.api_token.clone() else { return Ok(None) };
     let trust = Arc::new(Trust::load(&args.common.upstream_ca)?);
-    Ok(Some(RemovalCheck::new(args.api_server()?, trust, token, daemon_set)))
+    Ok(Some((args.api_server()?, trust, token)))
+}
+
+/// The check of whether ctrlmesh is removed.
+fn removal_check(args: &NodeArgs, api: Option<(Target, Arc<Trust>, PathBuf)>) -> Option<RemovalCheck> {
+    let ((target, trust, token), daemon_set) = api.zip(args.daemon_set.clone())?;
+    Some(RemovalCheck::new(target, trust, token, daemon_set))
+}
+
+fn announcement(args: &NodeArgs, api: Option<(Target, Arc<Trust>, PathBuf)>) -> Option<Announcement> {
+    let ((target, trust, token), node) = api.filter(|_| args.announce).zip(args.node.clone())?;
+    Some(Announcement::new(target, trust, token, node))
 }
 
 impl Process {

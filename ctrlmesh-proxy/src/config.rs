@@ -145,13 +145,22 @@ pub struct NodeArgs {
     /// redirecting; otherwise pods wait for the next process. Needs --api-token.
     #[arg(long, env = "CTRLMESH_PROXY_DAEMON_SET", value_name = "NAMESPACE/NAME", requires = "api_token")]
     pub daemon_set: Option<PodName>,
-    /// File with this account's token for the API server, to look for --daemon-set.
+    /// File with this account's token for the API server, for --daemon-set and --announce.
     #[arg(long, env = "CTRLMESH_PROXY_API_TOKEN", value_name = "FILE", requires = "daemon_set")]
     pub api_token: Option<PathBuf>,
+    /// Label the Node of --node with whether its kernel redirects connections, and take its taint
+    /// ctrlmesh.kusionstack.io/not-ready away once pods are served. Needs --api-token.
+    #[arg(long, env = "CTRLMESH_PROXY_ANNOUNCE", requires_all = ["api_token", "node"])]
+    pub announce: bool,
     /// PEM file with the CA of other proxies' certificates, to have them answer reviews of their pods' objects. It is
     /// read again when it changes. The default is the CA of --mesh-ca; without any, no other proxy is asked.
     #[arg(long, env = "CTRLMESH_PROXY_PEER_CA", value_name = "FILE")]
     pub peer_ca: Option<PathBuf>,
+    /// Drop TCP packets that pods send to the API server past this proxy, as by a Service of their own, until 15
+    /// minutes after this proxy has ended. Takes nftables in the network namespace of this process, which has to be the
+    /// node's.
+    #[arg(long, env = "CTRLMESH_PROXY_DROP_BYPASS")]
+    pub drop_bypass: bool,
     /// Name of this node, as the manager knows it. Needed with --manager.
     #[arg(long, env = "CTRLMESH_PROXY_NODE", value_name = "NAME")]
     pub node: Option<String>,

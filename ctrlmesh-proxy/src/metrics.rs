@@ -67,6 +67,7 @@ pub struct Metrics {
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
+    bypass_filter: Gauge,
 }
 
 #[derive(Debug)]
@@ -129,6 +130,7 @@ impl Metrics {
             unread: gauge(to, "unread_bytes", "What waits for those who do not read, and what is held for it"),
             served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
             waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
+            bypass_filter: gauge(to, "bypass_filter", "1 while the node drops what pods send past the proxy"),
             added: added(to, traced),
             pods: PodMetrics::register(to, traced),
             manager: ManagerMetrics::register(to),
@@ -190,6 +192,11 @@ impl Metrics {
     pub fn pods(&self, served: usize, waiting: usize) {
         self.served.set(i64::try_from(served).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    }
+
+    /// Whether what pods send past the proxy is dropped.
+    pub fn bypass_filter(&self, works: bool) {
+        self.bypass_filter.set(works.into());
     }
 
     pub fn registry(&self) -> Arc<Registry> {

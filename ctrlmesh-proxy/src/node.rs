@@ -13,8 +13,10 @@ mod enrolled_pod;
 mod cgroup_watch;
 mod heartbeat;
 mod restart;
+mod bypass;
 mod reconciler;
 mod api_client;
+mod announce;
 mod removal;
 mod handover;
 
@@ -37,6 +39,7 @@ use ctrlmesh_intercept::Targets;
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::readiness::BlockReady;
 
+pub use announce::Announcement;
 pub use error::NodeError;
 pub use pod_list::{CgroupLocation, Pod, PodsError, ServedBy};
 pub use pod_source::Source;
@@ -67,6 +70,8 @@ pub struct Settings {
     pub handover: Option<Handover>,
     /// How long writes may take to end that a new policy forbids.
     pub write_drain_timeout: Duration,
+    /// Whether what pods send to the API server past the proxy is dropped.
+    pub drop_bypass: bool,
 }
 
 /// How one process follows another.
@@ -110,8 +115,9 @@ impl Node {
     /// # Errors
     /// If the kernel does not let us, or there is no list.
     pub fn open(settings: Settings, acceptor: Acceptor, served: BySlot, drain: Drain) -> Result<Self, NodeError> {
-        let Settings { pods, targets, port, state, removal, handover, write_drain_timeout } = settings;
-        let config = ReconcilerConfig { targets, port, pins: removal.pins.clone(), state, write_drain_timeout };
+        let Settings { pods, targets, port, state, removal, handover, write_drain_timeout, drop_bypass } = settings;
+        let pins = removal.pins.clone();
+        let config = ReconcilerConfig { targets, port, pins, state, write_drain_timeout, drop_bypass };
         let reconciler = Reconciler::open(pods, config, acceptor, served, drain.clone())?;
         Ok(Self { reconciler, removal, handover, drain })
     }

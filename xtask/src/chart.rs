@@ -20,7 +20,7 @@ const NAMESPACE: &str = "ctrlmesh-system";
 const HEADER: &str = "# Written by `cargo xtask chart` from deploy/chart; do not edit.\n";
 
 /// The files in `deploy/` that are rendered, each from the template of the same path.
-const MANIFESTS: [&str; 14] = [
+const MANIFESTS: [&str; 15] = [
     "namespace.yaml",
     "quota.yaml",
     "readers.yaml",
@@ -32,6 +32,7 @@ const MANIFESTS: [&str; 14] = [
     "manager/deployment.yaml",
     "manager/flow.yaml",
     "node/account.yaml",
+    "node/announce.yaml",
     "node/daemonset.yaml",
     "observability/monitors.yaml",
     "observability/rules.yaml",
@@ -68,7 +69,7 @@ pub fn write_manifests() -> Result<()> {
         say(&format!("wrote {}", path.strip_prefix(root()).unwrap_or(&path).display()));
     }
     let readme = folder().join("README.md");
-    Ok(fs::write(&readme, documented(&readme)?)?)
+    Ok(fs::write(&readme, documented(&readme, &folder().join("values.yaml"))?)?)
 }
 
 /// The manifests that follow from the chart, as this Helm renders it. The versions of Helm differ in the order of
@@ -98,14 +99,18 @@ pub fn manifests(helm: &Path) -> Result<Vec<Manifest>> {
 /// Where it is not, or a value has no comment.
 pub(crate) fn check_values() -> Result<()> {
     let readme = folder().join("README.md");
-    let is_current = fs::read_to_string(&readme)? == documented(&readme)?;
+    let is_current = fs::read_to_string(&readme)? == documented(&readme, &folder().join("values.yaml"))?;
     ensure!(is_current, "deploy/chart/README.md does not have the values of values.yaml: run `cargo xtask chart`");
     Ok(())
 }
 
-fn documented(readme: &Path) -> Result<String> {
+/// A README with the table of these values.
+///
+/// # Errors
+/// Where a file cannot be read, or a value has no comment.
+pub(crate) fn documented(readme: &Path, values: &Path) -> Result<String> {
     let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("read {}", path.display()));
-    values::put(&read(readme)?, &values::table(&read(&folder().join("values.yaml"))?)?)
+    values::put(&read(readme)?, &values::table(&read(values)?)?)
 }
 
 /// One template, as Helm prints it.

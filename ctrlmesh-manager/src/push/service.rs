@@ -59,6 +59,7 @@ use crate::drain::Drain;
 use crate::leader::lease::Leadership;
 use crate::listen::ConnectionPermit;
 use crate::metrics::{self, Refusals, Refused};
+use crate::push::bypass_events::BypassEvents;
 use crate::push::identity::{Identity, IdentityError, ReviewedIdentity, Reviewer, TicketKey};
 use crate::push::policy_store::PolicyStore;
 use crate::push::staleness::StalenessCheck;
@@ -112,6 +113,7 @@ pub struct PushService {
     /// Confirms them while another replica leads.
     pub leader: LeaderClient,
     pub placement: Arc<Placement>,
+    pub bypasses: BypassEvents,
     pub refusals: Refusals,
     pub metrics: PushMetrics,
     pub drain: Drain,

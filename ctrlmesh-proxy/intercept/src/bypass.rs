@@ -1,9 +1,9 @@
 //! Drops what pods send to the API server past their proxy.
 //!
 //! Programs at `connect()` see the address that a pod dials, before a Service of its own, or of somebody it deceived,
-//! leads elsewhere. What comes out of that translation is seen where packets leave the node, or arrive at it. So a table
-//! of nftables in the node's network namespace drops TCP packets from addresses of pods to those of API servers. The
-//! proxy's own connections come from the node's address.
+//! leads elsewhere. What comes out of that translation is seen where packets leave the node, or arrive at it. So a
+//! table of nftables in the node's network namespace drops TCP packets from addresses of pods to those of API servers.
+//! The proxy's own connections come from the node's address.
 //!
 //! The table outlives the process by 15 minutes. The kernel programs end with the cgroups of their pods; of an address
 //! nothing says that it is another pod's now.

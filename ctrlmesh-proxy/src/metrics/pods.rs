@@ -42,6 +42,8 @@ pub struct PodMetrics {
 struct Pod {
     policy: Option<PodPolicyLabels>,
     requests: Weak<PodRequests>,
+    /// Packets that it sent past its proxy.
+    bypassed: u64,
 }
 
 /// What metrics say of a policy in force.
@@ -95,6 +97,11 @@ impl PodMetrics {
         if !gone.is_cancelled() {
             pods.entry(pod.to_owned()).or_default().policy = Some(policy);
         }
+    }
+
+    /// Counts packets that `pod` sent to the API server past its proxy.
+    pub fn add_bypassed(&self, pod: &str, packets: u64) {
+        lock(&self.pods).entry(pod.to_owned()).or_default().bypassed += packets;
     }
 
     /// Removes the series of `pod`, which is gone.

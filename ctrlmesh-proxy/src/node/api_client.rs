@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -29,13 +29,18 @@ pub(super) struct ApiClient<'a> {
 impl ApiClient<'_> {
     /// Gets a path, and reads the whole answer.
     pub(super) async fn get(self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        self.with(path, "application/json", async |response| {
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-            let body = body.map_err(|error| anyhow::anyhow!("read the answer: {error}"))?;
-            Ok((status, body.to_bytes()))
-        })
-        .await
+        self.with(path, "application/json", whole).await
+    }
+
+    /// Patches a path by a body of `content_type`, and reads the whole answer.
+    pub(super) async fn patch(
+        self,
+        path: &str,
+        content_type: &'static str,
+        body: Bytes,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        let request = Request::builder().method(Method::PATCH).uri(path).header(header::CONTENT_TYPE, content_type);
+        self.send(request.body(Full::new(body))?, whole).await
     }
 
     /// Gets a path, and passes the answer on as it comes.
@@ -45,14 +50,21 @@ impl ApiClient<'_> {
         accept: &str,
         answered: impl AsyncFnOnce(Response<Incoming>) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
+        let request = Request::get(path).header(header::ACCEPT, accept);
+        self.send(request.body(Full::default())?, answered).await
+    }
+
+    async fn send<T>(
+        self,
+        mut request: Request<Full<Bytes>>,
+        answered: impl AsyncFnOnce(Response<Incoming>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let stream = Box::pin(self.target.reach(self.trust)).await?;
         let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let token = std::fs::read_to_string(self.token).context("read our token")?;
-        let request = Request::get(path)
-            .header(header::HOST, "kubernetes.default.svc")
-            .header(header::ACCEPT, accept)
-            .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
-            .body(Empty::<Bytes>::new())?;
+        let headers = request.headers_mut();
+        headers.insert(header::HOST, HeaderValue::from_static("kubernetes.default.svc"));
+        headers.insert(header::AUTHORIZATION, format!("Bearer {}", token.trim()).parse()?);
         let answered = async { answered(send.send_request(request).await?).await };
         tokio::select! {
             biased;
@@ -60,4 +72,11 @@ impl ApiClient<'_> {
             ended = connection => Err(anyhow::anyhow!("the connection ended: {ended:?}")),
         }
     }
+}
+
+async fn whole(response: Response<Incoming>) -> anyhow::Result<(StatusCode, Bytes)> {
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!("read the answer: {error}"))?;
+    Ok((status, body.to_bytes()))
 }

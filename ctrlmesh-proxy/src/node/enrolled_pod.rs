@@ -1,6 +1,7 @@
 //! The state of a pod that is attached in the kernel.
 
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub(super) struct NodeServing {
     pub(super) file: PathBuf,
     pub(super) gone: CancellationToken,
     pub(super) webhook: WebhookListener,
+    /// What others see connections of the pod come from; empty while that is not known.
+    pub(super) addresses: Vec<IpAddr>,
 }
 
 /// How this process takes the calls to the webhook of a pod whose connections a sidecar takes.
@@ -80,6 +83,14 @@ impl EnrolledPod {
     /// as far as that can be seen.
     pub(super) fn is_current(&self) -> bool {
         is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.network_changed()
+    }
+
+    /// What others see connections of the pod come from, where this process takes those to the API server.
+    pub(super) fn addresses(&self) -> &[IpAddr] {
+        match &self.serving {
+            Some(Serving::Node(serving)) => &serving.addresses,
+            _ => &[],
+        }
     }
 
     fn network_changed(&self) -> bool {

@@ -117,7 +117,7 @@ impl CalledPod<'_> {
 }
 
 /// The addresses of a pod under which others reach it: at most as many as the kernel has room for.
-fn own_addresses(namespace: &Namespace) -> Result<Vec<IpAddr>, NotServed> {
+pub(super) fn own_addresses(namespace: &Namespace) -> Result<Vec<IpAddr>, NotServed> {
     let ip = |one: InterfaceAddress| {
         let address = one.address.filter(|_| !one.flags.contains(InterfaceFlags::IFF_LOOPBACK))?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));

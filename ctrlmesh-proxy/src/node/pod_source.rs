@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::net::accept::FORWARD_ADDRESSES;
 use crate::policy::file_poll::FilePoll;
 use crate::policy::subscription::{self, PodSubscription, Publications, Subscription};
-use crate::policy::{self, PodPolicies, PublishWebhook, Validity};
+use crate::policy::{self, BypassReports, PodPolicies, PublishWebhook, Validity};
 use ctrlmesh_runtime::drain::Drain;
 
 /// Where the list of pods comes from.
@@ -73,6 +73,14 @@ impl PodSource {
         changed.then(|| servers.borrow_and_update().clone())
     }
 
+    /// The API server's own addresses, as far as the manager has said.
+    pub(super) fn servers(&self) -> Arc<[SocketAddr]> {
+        match self {
+            Self::File(_) => Arc::default(),
+            Self::Manager(followed) => followed.servers.borrow().clone(),
+        }
+    }
+
     /// Completes at a change of the manager's list. A file is polled instead.
     pub(super) async fn wait_for_change(&mut self) {
         match self {
@@ -92,6 +100,14 @@ impl PodSource {
                     std::future::pending::<()>().await;
                 }
             }
+        }
+    }
+
+    /// Where it is reported what pods send past their proxy.
+    pub(super) fn bypass_reports(&self) -> BypassReports {
+        match self {
+            Self::File(_) => BypassReports::default(),
+            Self::Manager(followed) => followed.reports.bypass.clone(),
         }
     }
 

@@ -8,6 +8,7 @@
 mod targets;
 mod serving;
 mod webhooks;
+mod bypasses;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -19,6 +20,7 @@ use tokio::sync::watch;
 use tokio::{task, time};
 use tracing::{info, warn};
 
+use super::bypass::BypassGuard;
 use super::cgroup_watch::CgroupWatch;
 use super::enrolled_pod::{Complaint, EnrolledPod};
 use super::error::{NodeError, NotServed, warn_of};
@@ -57,6 +59,8 @@ pub(super) struct ReconcilerConfig {
     pub(super) state: Option<PathBuf>,
     /// For writes to what a new policy takes away.
     pub(super) write_drain_timeout: Duration,
+    /// Whether what pods send to the API server past the proxy is dropped.
+    pub(super) drop_bypass: bool,
 }
 
 /// Keeps the kernel, the listeners and the policies as the list of pods says.
@@ -86,6 +90,10 @@ pub(super) struct Reconciler {
     forgotten: Instant,
     state: Option<PathBuf>,
     write_drain_timeout: Duration,
+    /// Absent where nothing is dropped.
+    bypass: Option<BypassGuard>,
+    /// When the addresses of pods were read last.
+    addresses_read: Instant,
     metrics: Arc<Metrics>,
     drain: Drain,
 }
@@ -105,7 +113,7 @@ impl Reconciler {
         served: BySlot,
         drain: Drain,
     ) -> Result<Self, NodeError> {
-        let ReconcilerConfig { targets, port, pins, state, write_drain_timeout } = config;
+        let ReconcilerConfig { targets, port, pins, state, write_drain_timeout, drop_bypass } = config;
         let (pod_source, wanted) = PodSource::open(source)?;
         let interceptor = Interceptor::open(Options { pins, ..Options::new(OWNER) })?;
         let originals = Arc::new(interceptor.originals()?);
@@ -114,6 +122,7 @@ impl Reconciler {
         let metrics = acceptor.metrics.clone();
         let (open, inherited, accepting) = (HashMap::new(), HashMap::new(), drain.clone());
         let hierarchy = Hierarchy::find()?;
+        let bypass = drop_bypass.then(|| BypassGuard::new(OWNER, pod_source.bypass_reports(), metrics.clone()));
         Ok(Self {
             pod_source,
             wanted: Arc::new(wanted),
@@ -133,6 +142,8 @@ impl Reconciler {
             forgotten: Instant::now(),
             state,
             write_drain_timeout,
+            bypass,
+            addresses_read: Instant::now(),
             metrics,
             drain,
         })
@@ -168,6 +179,7 @@ impl Reconciler {
     pub(super) async fn inherit(&mut self, listeners: Vec<InheritedListener>) {
         let by_network = listeners.into_iter().map(|one| (one.network, one));
         self.networks.inherited = by_network.collect();
+        self.drop_nothing_unasked();
         self.pass().await;
         self.networks.settle();
     }
@@ -202,6 +214,7 @@ impl Reconciler {
         self.follow_targets();
         self.follow_webhooks();
         self.forget_connections();
+        self.follow_bypasses().await;
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
         if self.needs_cleanup && self.pod_source.is_whole() {
             self.needs_cleanup = self.clean_up(&found).inspect_err(warn_of("tidy the kernel up")).is_err();

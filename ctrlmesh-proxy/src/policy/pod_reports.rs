@@ -1,5 +1,5 @@
 //! The states of pods, on their way to the manager: what guards have done, whether calls to webhooks are taken, what
-//! requests come to, and which kinds are watched.
+//! requests come to, which kinds are watched, and what was sent past the proxy.
 //!
 //! Each pod that is served publishes its states here. The stream to the manager sends what changed.
 
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ctrlmesh_common::wire::{GuardState, Traffic, Watched, WebhookState};
+use ctrlmesh_common::wire::{Bypass, GuardState, Traffic, Watched, WebhookState};
 use ctrlmesh_runtime::drain::Drain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,9 @@ pub type TrafficReports = PodReports<Traffic>;
 /// Which kinds all pods watch.
 pub type WatchReports = PodReports<Watched>;
 
+/// What all pods have sent past their proxy.
+pub type BypassReports = PodReports<Bypass>;
+
 /// Where the guards of one pod publish their states.
 pub type PublishGuards = PublishState<[GuardState]>;
 
@@ -41,6 +44,9 @@ pub type PublishTraffic = PublishState<Traffic>;
 /// Where it is published which kinds one pod watches.
 pub type PublishWatches = PublishState<Watched>;
 
+/// Where it is published what one pod has sent past its proxy.
+pub type PublishBypass = PublishState<Bypass>;
+
 /// Everything that is reported of all pods.
 #[derive(Clone, Debug, Default)]
 pub struct AllReports {
@@ -52,6 +58,8 @@ pub struct AllReports {
     pub traffic: TrafficReports,
     /// Which kinds are watched.
     pub watches: WatchReports,
+    /// What was sent past the proxy.
+    pub bypass: BypassReports,
 }
 
 /// Publishes until shutdown, or until the pod is `gone`.

@@ -166,7 +166,7 @@ impl Waiter {
         Ok(watch.look(lease.and_then(|lease| lease.spec).as_ref(), Instant::now()))
     }
 
-    /// The API server can ask our webhook for pods. It trusts the one that answers once our leader has written a bundle.
+    /// The API server can ask our webhook for pods. It trusts who answers once our leader has written a bundle.
     pub(super) async fn trusted_webhook(&self) -> Result<(), MigrateError> {
         let webhooks = MUTATING.named(None, OUR_WEBHOOKS);
         self.until("the API server trusts our webhook", async || {

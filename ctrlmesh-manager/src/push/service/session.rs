@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::wire::{
-    Content, Hello, MAX_KNOWN, PodEntry, PodId, PolicySummary, Report, TrafficReport, Update, WatchReport,
+    BypassReport, Content, Hello, MAX_KNOWN, PodEntry, PodId, PolicySummary, Report, TrafficReport, Update, WatchReport,
 };
 use futures::StreamExt as _;
 use futures::stream::Map;
@@ -212,15 +212,11 @@ impl Session {
     /// Takes a report on one pod. What a newer proxy reports beside is passed over.
     fn take_report(&mut self, report: Report) -> Result<(), Status> {
         let of = match &report.content {
-            Some(Content::Verdict(verdict)) => verdict.pod.clone().unwrap_or_default(),
-            Some(Content::Guards(guards)) => guards.pod.clone().unwrap_or_default(),
-            Some(Content::Webhook(webhook)) => webhook.pod.clone().unwrap_or_default(),
-            Some(Content::Traffic(traffic)) => traffic.pod.clone().unwrap_or_default(),
-            Some(Content::Watches(watches)) => watches.pod.clone().unwrap_or_default(),
             Some(Content::Hello(_)) => {
                 let status = Status::invalid_argument("only the first report is a hello");
                 return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
             }
+            Some(content) => subject(content).cloned().unwrap_or_default(),
             None => return Ok(()),
         };
         let pod = of.pod_name();
@@ -246,6 +242,13 @@ impl Session {
             Some(Content::Watches(WatchReport { watched, .. })) => delivery.count_state_report().map(|()| {
                 if self.reader.speaks_for(delivery.inside) {
                     self.push.store.receive_watches(None, (&pod, &delivery.uid), &self.by, watched);
+                }
+                false
+            }),
+            Some(Content::Bypass(BypassReport { bypass, .. })) => delivery.count_state_report().map(|()| {
+                // Of a pod with a proxy inside, nothing is dropped.
+                if let Some(bypass) = bypass.filter(|_| self.reader.speaks_for(delivery.inside)) {
+                    self.push.bypasses.tell(&pod, &delivery.uid, bypass.packets);
                 }
                 false
             }),
@@ -390,4 +393,17 @@ async fn moved(servers: &mut watch::Receiver<ApiServer>) {
     // The sender lives as long as this replica serves.
     drop(servers.changed().await);
     servers.mark_changed();
+}
+
+/// The pod that a report is on.
+fn subject(content: &Content) -> Option<&PodId> {
+    match content {
+        Content::Hello(_) => None,
+        Content::Verdict(verdict) => verdict.pod.as_ref(),
+        Content::Guards(guards) => guards.pod.as_ref(),
+        Content::Webhook(webhook) => webhook.pod.as_ref(),
+        Content::Traffic(traffic) => traffic.pod.as_ref(),
+        Content::Watches(watches) => watches.pod.as_ref(),
+        Content::Bypass(bypass) => bypass.pod.as_ref(),
+    }
 }

@@ -11,8 +11,8 @@ use crate::pins::{Pins, Slot};
 use crate::programs::link;
 use crate::programs::map::Maps;
 
-/// Removes every attachment, every map and every folder below `pins`, and the owner's filter of what bypasses the proxy.
-/// Nothing of it is left in the kernel, unless another process holds it.
+/// Removes every attachment, every map and every folder below `pins`, and the owner's filter of what bypasses the
+/// proxy. Nothing of it is left in the kernel, unless another process holds it.
 ///
 /// # Errors
 /// If another owner's pods are attached, and not told to remove `everybody`'s: then the maps stay for those, and this

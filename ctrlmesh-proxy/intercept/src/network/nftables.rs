@@ -73,8 +73,8 @@ const INET_SERVICE: u32 = 13;
 /// `TYPE_BITS` of nft.
 const TYPE_BITS: u32 = 6;
 
-/// How long the table drops what comes from an address after it was written last: so long a node proxy may be away. Later
-/// the address may be another pod's.
+/// How long the table drops what comes from an address after it was written last: so long a node proxy may be away.
+/// Later the address may be another pod's.
 pub(crate) const LIFETIME: Duration = Duration::from_mins(15);
 
 /// What is dropped.

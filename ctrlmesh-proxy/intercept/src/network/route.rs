@@ -1,7 +1,7 @@
 //! Makes our IPv6 prefix local on `lo` of a network namespace, as all of 127/8 is.
 //!
-//! One route, made by netlink (`linux/rtnetlink.h`). It lives as long as the namespace, or until `lo` is set down. Needs
-//! `CAP_NET_ADMIN` in the user namespace that owns the network namespace.
+//! One route, made by netlink (`linux/rtnetlink.h`). It lives as long as the namespace, or until `lo` is set down.
+//! Needs `CAP_NET_ADMIN` in the user namespace that owns the network namespace.
 
 use std::io;
 

@@ -22,6 +22,7 @@ struct ShownPod {
     shard: String,
     epoch: Option<u64>,
     requests: Option<Arc<PodRequests>>,
+    bypassed: u64,
 }
 
 impl ShownPod {
@@ -42,6 +43,7 @@ impl PodMetrics {
                 shard: policy.shard,
                 epoch: state.policy.as_ref().map(|policy| policy.epoch),
                 requests: state.requests.upgrade(),
+                bypassed: state.bypassed,
             }
         };
         lock(&self.pods).iter().map(shown).collect()
@@ -54,6 +56,7 @@ impl Collector for PodMetrics {
         let served: Vec<(&ShownPod, &PodRequests)> =
             pods.iter().filter_map(|pod| Some((pod, pod.requests.as_deref()?))).collect();
         epochs(&mut to, &pods)?;
+        bypassed(&mut to, &pods)?;
         requests(&mut to, &served)?;
         let help = "Frames of watches, bookmarks included, but for objects that were there before";
         of_resources(&mut to, &served, "watch_events", help, None, |one| &one.watch_events)?;
@@ -71,6 +74,12 @@ fn epochs(to: &mut DescriptorEncoder<'_>, pods: &[ShownPod]) -> fmt::Result {
         family.encode_family(&[("pod", pod.full_name.as_str())])?.encode_gauge(&epoch)?;
     }
     Ok(())
+}
+
+fn bypassed(to: &mut DescriptorEncoder<'_>, pods: &[ShownPod]) -> fmt::Result {
+    let help = "Packets that pods sent to the API server past the proxy, and that were dropped";
+    let mut family = to.encode_descriptor("pod_bypass_packets", help, None, MetricType::Counter)?;
+    pods.iter().filter(|pod| pod.bypassed > 0).try_for_each(|pod| counter(&mut family, &pod.labels(), pod.bypassed))
 }
 
 fn requests(to: &mut DescriptorEncoder<'_>, pods: &[(&ShownPod, &PodRequests)]) -> fmt::Result {

@@ -1,7 +1,8 @@
 //! Takes the connections of pods that are attached, and ends that.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ctrlmesh_intercept::Slot;
@@ -14,7 +15,7 @@ use crate::egress::{ApiServers, PodEgress, PodFiles, PodNetwork};
 use crate::net::accept::PodSlot;
 use crate::node::enrolled_pod::{NodeServing, Serving, SidecarServing};
 use crate::node::error::NotServed;
-use crate::node::inbound::WebhookListener;
+use crate::node::inbound::{self, WebhookListener};
 use crate::node::network::{self, NetworkId};
 use crate::node::pod_list::{Pod, ServedBy};
 use crate::node::restart::Restart;
@@ -34,7 +35,8 @@ impl Reconciler {
             ServedBy::Node => {
                 let (file, network) = self.network(pod)?;
                 let gone = CancellationToken::new();
-                let serving = NodeServing { network, file, gone, webhook: WebhookListener::default() };
+                let addresses = addresses(network, &file);
+                let serving = NodeServing { network, file, gone, webhook: WebhookListener::default(), addresses };
                 let begun = self.begin(pod, slot, &serving);
                 (Serving::Node(serving), begun)
             }
@@ -118,4 +120,18 @@ impl Reconciler {
     pub(super) fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, ServedPod>)) {
         self.served.send_modify(|pods| change(Arc::make_mut(pods)));
     }
+}
+
+/// The first address of each family in a network namespace; none while they are not known, or where the file is another
+/// namespace's now.
+pub(super) fn addresses(network: NetworkId, file: &Path) -> Vec<IpAddr> {
+    if NetworkId::of(file).ok() != Some(network) {
+        return Vec::new();
+    }
+    let namespace = Namespace::open(file).map_err(NotServed::Network);
+    let mut all = namespace.and_then(|namespace| inbound::own_addresses(&namespace)).unwrap_or_default();
+    // Others may be of further networks, or the pod's own invention.
+    let mut families = HashSet::new();
+    all.retain(|address| families.insert(address.is_ipv6()));
+    all
 }

@@ -1,11 +1,11 @@
-//! Reports to the manager what guards have done, whether calls to webhooks are taken, what requests come to, and which
-//! kinds are watched.
+//! Reports to the manager what guards have done, whether calls to webhooks are taken, what requests come to, which
+//! kinds are watched, and what was sent past the proxy.
 
 use std::sync::Arc;
 
 use ctrlmesh_common::wire::{
-    Content, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport, WatchReport, Watched, WebhookReport,
-    WebhookState,
+    Bypass, BypassReport, Content, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport, WatchReport,
+    Watched, WebhookReport, WebhookState,
 };
 use tokio::sync::mpsc;
 
@@ -24,6 +24,7 @@ impl Client {
         self.report(&self.reports.webhooks, webhook_report, reports.clone());
         self.report(&self.reports.traffic, traffic_report, reports.clone());
         self.report(&self.reports.watches, watch_report, reports.clone());
+        self.report(&self.reports.bypass, bypass_report, reports.clone());
     }
 
     fn report<S: ?Sized + Send + Sync + 'static>(
@@ -66,6 +67,10 @@ fn traffic_report(pod: PodId, traffic: Option<&Traffic>) -> Content {
 
 fn watch_report(pod: PodId, watched: Option<&Watched>) -> Content {
     Content::Watches(WatchReport { pod: Some(pod), watched: watched.cloned() })
+}
+
+fn bypass_report(pod: PodId, bypass: Option<&Bypass>) -> Content {
+    Content::Bypass(BypassReport { pod: Some(pod), bypass: bypass.copied() })
 }
 
 /// What is not in `sent` yet, of pods that the manager has sent policies of. A pod that has no state any more is

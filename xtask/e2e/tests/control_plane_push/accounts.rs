@@ -1,14 +1,14 @@
-//! The managers' accounts, with every right there is, may do no more than the managers do.
+//! Our accounts, with every right there is, may do no more than our programs do.
 
 use std::fmt::Debug;
 
-use ctrlmesh_common::names::label;
+use ctrlmesh_common::names::{NOT_READY_TAINT, label};
 use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use http::HeaderName;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -19,27 +19,41 @@ use serde_json::{Value, json};
 
 use crate::bed::eventually;
 use crate::full::{OPERATOR, world};
-use crate::rights::installed::{ACCOUNT_POLICIES, apply};
+use crate::rights::installed::{ACCOUNT_POLICIES, NODE_POLICY, apply};
 use crate::token;
 
 const IMAGE: &str = "example.com/operator:1";
 
+/// Where a token is bound to a pod, its node's name is in the user's extra fields, by this key.
+const OF_NODE: &str = "impersonate-extra-authentication.kubernetes.io%2fnode-name";
+
+/// The account of node proxies.
+const NODE: &str = "ctrlmesh-node";
+
 /// The API server as `account` of the managers sees it.
 async fn as_account(cluster: &ControlPlane, account: &str) -> Client {
+    as_account_with(cluster, account, None).await
+}
+
+/// The same, where the account's token is bound to a pod on `node`.
+async fn as_account_with(cluster: &ControlPlane, account: &str, node: Option<&str>) -> Client {
     let file = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
     let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
     let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
     config.headers.push((HeaderName::from_static("impersonate-user"), user.parse().unwrap()));
+    if let Some(node) = node {
+        config.headers.push((HeaderName::from_static(OF_NODE), node.parse().unwrap()));
+    }
     Client::try_from(config).unwrap()
 }
 
-/// Both accounts may do everything, by RBAC.
+/// All accounts may do everything, by RBAC.
 async fn grant_everything(client: &Client) {
     let subject = |name| json!({"kind": "ServiceAccount", "name": name, "namespace": NAMESPACE});
     let binding = json!({
         "metadata": {"name": "everything"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-        "subjects": [subject(ACCOUNT), subject(BACKGROUND)],
+        "subjects": [subject(ACCOUNT), subject(BACKGROUND), subject(NODE)],
     });
     let binding: ClusterRoleBinding = serde_json::from_value(binding).unwrap();
     Api::all(client.clone()).create(&PostParams::default(), &binding).await.unwrap();
@@ -49,7 +63,7 @@ async fn grant_everything(client: &Client) {
 #[track_caller]
 fn refused<T: Debug>(what: &str, answer: kube::Result<T>) {
     match answer {
-        Err(kube::Error::Api(status)) if status.message.contains("denied request: ctrlmesh-manager") => {}
+        Err(kube::Error::Api(status)) if status.message.contains("denied request: ctrlmesh-") => {}
         other => panic!("{what}: {other:?}"),
     }
 }
@@ -83,6 +97,7 @@ async fn started() -> (ControlPlane, Client) {
     world(&client).await;
     grant_everything(&client).await;
     apply(&client, ACCOUNT_POLICIES).await;
+    apply(&client, NODE_POLICY).await;
     (cluster, client)
 }
 
@@ -183,4 +198,47 @@ async fn whoever_has_the_background_account_only_labels() {
     refused("finalizers", patch(&maps, "object", orphan).await);
     patch(&maps, "object", labels(json!({label::CONTROL: "true", label::NAMESPACE: "team-2"}))).await.unwrap();
     patch(&maps, "object", labels(json!({label::CONTROL: null}))).await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_has_a_node_proxys_account_writes_one_label_of_its_node() {
+    let (cluster, client) = started().await;
+    let everyones: Api<Node> = Api::all(client);
+    let ours = json!({"key": NOT_READY_TAINT, "effect": "NoSchedule"});
+    let other = json!({"key": "example.com/other", "effect": "NoExecute"});
+    for name in ["node-a", "node-b"] {
+        let spec = json!({"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"], "taints": [ours, other]});
+        let node = json!({"metadata": {"name": name, "labels": {"example.com/pool": "a"}}, "spec": spec});
+        create(&everyones, node).await.unwrap();
+    }
+    let nodes: Api<Node> = Api::all(as_account_with(&cluster, NODE, Some("node-a")).await);
+    let trial = PatchParams { dry_run: true, ..PatchParams::default() };
+    let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+    eventually("its policy", async || nodes.patch("node-a", &trial, &cordon).await.err()).await;
+    let announced = labels(json!({label::EBPF: "true"}));
+    refused("another node", patch(&nodes, "node-b", announced.clone()).await);
+    let unbound: Api<Node> = Api::all(as_account(&cluster, NODE).await);
+    refused("a token of no pod", patch(&unbound, "node-a", announced.clone()).await);
+    refused("another label", patch(&nodes, "node-a", labels(json!({"example.com/pool": "b"}))).await);
+    refused("a label gone", patch(&nodes, "node-a", labels(json!({"example.com/pool": null}))).await);
+    let note = json!({"metadata": {"annotations": {"example.com/a": "b"}}});
+    refused("an annotation", patch(&nodes, "node-a", note).await);
+    refused("cordoned", patch(&nodes, "node-a", json!({"spec": {"unschedulable": true}})).await);
+    // The API server has given it one more.
+    let all = everyones.get("node-a").await.unwrap().spec.unwrap().taints.unwrap();
+    let without = |key: &str| all.iter().filter(|taint| taint.key != key).cloned().collect::<Vec<_>>();
+    let left = without(NOT_READY_TAINT);
+    assert_eq!(left.len(), all.len() - 1);
+    refused(
+        "another's taint gone",
+        patch(&nodes, "node-a", json!({"spec": {"taints": without("example.com/other")}})).await,
+    );
+    let more = json!({"key": "example.com/more", "effect": "NoExecute"});
+    let added: Vec<Value> = all.iter().map(|taint| json!(taint)).chain([more]).collect();
+    refused("a new taint", patch(&nodes, "node-a", json!({"spec": {"taints": added}})).await);
+    patch(&nodes, "node-a", announced).await.unwrap();
+    patch(&nodes, "node-a", json!({"spec": {"taints": left}})).await.unwrap();
+    let labelled = everyones.get("node-a").await.unwrap();
+    assert_eq!(labelled.metadata.labels.unwrap()[label::EBPF], "true");
+    assert_eq!(labelled.spec.unwrap().taints.unwrap(), left);
 }

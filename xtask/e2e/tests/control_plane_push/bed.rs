@@ -22,6 +22,7 @@ use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::leader::lease::{self, Candidate, Leadership};
 use ctrlmesh_manager::listen::{Limits, Listener};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
+use ctrlmesh_manager::push::bypass_events::BypassEvents;
 use ctrlmesh_manager::push::identity::Reviewer;
 use ctrlmesh_manager::push::policy_store::{EnrolledPod, PolicyStore, Receipt};
 use ctrlmesh_manager::push::service::{
@@ -163,6 +164,7 @@ impl Bed {
             oldest_confirmed: OldestConfirmed::default(),
             leader: LeaderClient::default(),
             placement: self.placement.clone(),
+            bypasses: BypassEvents::start(self.client.clone(), &self.drain),
             refusals: refusals.clone(),
             metrics: PushMetrics::register(&mut self.registry),
             drain: self.drain.clone(),

@@ -3,7 +3,7 @@
 //! Such a pod believes only the mesh's CA, so it makes no request, and no audit log has it. The operator's log and
 //! the API server's log show the failed handshake.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
@@ -11,7 +11,7 @@ use ctrlmesh_testbed::Space;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::until;
+use super::{self as mesh, in_ours, is_ending, until};
 
 /// What a Go client says whom the API server itself answered.
 const DISBELIEF: &str = "certificate signed by unknown authority";
@@ -46,6 +46,8 @@ impl<'a> Past<'a> {
         let unbelieving = self.unbelieving()?;
         let past: Vec<&IpAddr> = unbelieving.iter().filter(|from| self.addresses.contains(from)).collect();
         ensure!(past.is_empty(), "dialled past their proxy: {past:?}");
+        let dropped = dropped(self.space)?;
+        ensure!(dropped.is_empty(), "packets past their proxy: {dropped:?}");
         Ok(())
     }
 
@@ -86,6 +88,26 @@ impl<'a> Past<'a> {
         }
         Ok(said)
     }
+}
+
+/// Packets to the API server that the node's proxies dropped, by the pod that sent them. A proxy that ends may not
+/// answer any more.
+pub(crate) fn dropped(space: Space<'_>) -> Result<BTreeMap<String, u64>> {
+    let cluster = space.cluster();
+    let of_space = format!(r#"ctrlmesh_proxy_pod_bypass_packets_total{{namespace="{}",pod=""#, space.name());
+    let mut dropped = BTreeMap::new();
+    for proxy in mesh::proxies(cluster)? {
+        let name = proxy["metadata"]["name"].as_str().context("a name")?;
+        let ask = ["exec", name, "--", "/ctrlmesh-proxy", "probe", "/metrics"];
+        let metrics =
+            in_ours(cluster, &ask).or_else(|error| if is_ending(&proxy) { Ok(String::new()) } else { Err(error) })?;
+        for line in metrics.lines().filter_map(|line| line.strip_prefix(&of_space)) {
+            let (pod, _) = line.split_once('"').context("a pod")?;
+            let count: u64 = line.rsplit(' ').next().context("a count")?.parse()?;
+            *dropped.entry(pod.to_owned()).or_default() += count;
+        }
+    }
+    Ok(dropped)
 }
 
 fn address(pod: &Value) -> Result<IpAddr> {

@@ -7,6 +7,7 @@ use std::process::{Child, Stdio};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::names::{NOT_READY_TAINT, label};
 use ctrlmesh_testbed::{Cluster, Space};
 use serde_json::{Value, json};
 use xtask::images::{self, Image};
@@ -16,7 +17,7 @@ use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, INSIDE, PLAIN};
 use crate::mesh::past::Past;
-use crate::mesh::{self, in_ours, until};
+use crate::mesh::{self, in_ours, kubectl, until};
 
 /// The node's proxies that are there, as kubectl names them, the one that came last at the end.
 fn proxies(cluster: &Cluster) -> Result<Vec<String>> {
@@ -178,9 +179,27 @@ fn did_what_they_may(cluster: &Cluster) -> Result<()> {
     ensure!(refused.is_none(), "{refused:?}");
     let asked = requests.iter().filter(|one| !one.object.resource.is_empty());
     let asked: BTreeSet<(&str, &str)> = asked.map(|one| (&*one.verb, &*one.object.resource)).collect();
-    let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "daemonsets"), ("watch", "namespaces")];
-    ensure!(asked == may.into(), "{asked:?}");
+    let read = ["daemonsets", "namespaces"].into_iter().flat_map(|kind| [("get", kind), ("watch", kind)]);
+    let may: BTreeSet<(&str, &str)> = read.chain([("patch", "nodes")]).collect();
+    ensure!(asked == may, "{asked:?}");
     Ok(())
+}
+
+/// Has the node say that no pod is served there, and keep new pods away, as one that has just been registered.
+fn keep_away(cluster: &Cluster) -> Result<()> {
+    kubectl(cluster, &["label", "nodes", "--all", "--overwrite", &format!("{}=false", label::EBPF)])?;
+    kubectl(cluster, &["taint", "nodes", "--all", &format!("{NOT_READY_TAINT}:NoSchedule")]).map(drop)
+}
+
+/// Waits until the node says that pods are served there.
+fn announced(cluster: &Cluster) -> Result<()> {
+    until("the node to say that it serves pods", || {
+        let nodes = mesh::json(cluster, &["get", "nodes"])?;
+        let node = &nodes["items"][0];
+        let taints = node["spec"]["taints"].as_array().into_iter().flatten();
+        let is_kept = taints.filter(|taint| taint["key"] == NOT_READY_TAINT).count() > 0;
+        Ok((node["metadata"]["labels"][label::EBPF] == "true" && !is_kept).then_some(()))
+    })
 }
 
 #[test]
@@ -205,10 +224,14 @@ fn updated(spaces: [Space<'_>; 2]) -> Result<()> {
     open.outlives_the_update()?;
     operators.go_on("during-the-update")?;
     now = now.replaced("update")?;
+    announced(cluster)?;
+    keep_away(cluster)?;
     now.undo()?;
+    // These pods wait until the next proxy has taken the taint away.
     operators.renew()?;
     operators.go_on("during-the-rollback")?;
     now = now.replaced("rollback")?;
+    announced(cluster)?;
     operators.go_on("after-the-rollback")?;
     // One that somebody deletes serves on until the next one does.
     in_ours(cluster, &["delete", "--wait=false", &now.proxies[0]])?;

@@ -29,7 +29,7 @@ pub(crate) fn with_kubectl(cluster: &Cluster) -> Result<()> {
 }
 
 /// Where the API server itself listens, past its Service.
-fn endpoint(cluster: &Cluster) -> Result<(String, u64)> {
+pub(crate) fn endpoint(cluster: &Cluster) -> Result<(String, u64)> {
     let slices = ["--namespace=default", "get", "endpointslices"];
     let slices = mesh::json(cluster, &[&slices[..], &["--selector=kubernetes.io/service-name=kubernetes"]].concat())?;
     let slice = &slices["items"][0];

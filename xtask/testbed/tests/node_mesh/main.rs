@@ -7,6 +7,7 @@ mod sidecars;
 mod rights;
 mod from_inside;
 mod egress;
+mod bypass;
 mod users;
 #[path = "../mesh/mod.rs"]
 mod mesh;

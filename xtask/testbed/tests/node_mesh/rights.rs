@@ -15,7 +15,7 @@ use kube::{Client, Discovery};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
 
 /// What neither manager nor node proxies may do, as one would ask `kubectl auth can-i`.
-const DENIED: [&str; 22] = [
+const DENIED: [&str; 21] = [
     "get secrets --all-namespaces",
     "list secrets --all-namespaces",
     "get secret/other -n ctrlmesh-system",
@@ -25,7 +25,6 @@ const DENIED: [&str; 22] = [
     "patch configmap/other -n default",
     "create pods --all-namespaces",
     "create pods --subresource=exec --all-namespaces",
-    "patch nodes",
     "get nodes",
     "delete namespaces",
     "create serviceaccounts --subresource=token --all-namespaces",
@@ -41,7 +40,8 @@ const DENIED: [&str; 22] = [
 ];
 
 /// What the manager may not do either, though it is near to what it does.
-const DENIED_TO_THE_MANAGER: [&str; 20] = [
+const DENIED_TO_THE_MANAGER: [&str; 21] = [
+    "patch nodes",
     "get pods --all-namespaces",
     "update pods --all-namespaces",
     "update pods --subresource=status --all-namespaces",
@@ -65,7 +65,8 @@ const DENIED_TO_THE_MANAGER: [&str; 20] = [
 ];
 
 /// What the account that puts labels right may not do.
-const DENIED_IN_THE_BACKGROUND: [&str; 6] = [
+const DENIED_IN_THE_BACKGROUND: [&str; 7] = [
+    "patch nodes",
     "list pods --all-namespaces",
     "list shardingconfigs --all-namespaces",
     "get namespace/default",
@@ -75,7 +76,9 @@ const DENIED_IN_THE_BACKGROUND: [&str; 6] = [
 ];
 
 /// What node proxies may not do, though the manager may.
-const DENIED_ON_NODES: [&str; 14] = [
+const DENIED_ON_NODES: [&str; 16] = [
+    "update nodes",
+    "patch nodes --subresource=status",
     "get pods --all-namespaces",
     "delete pods --all-namespaces",
     "patch pods --subresource=status --all-namespaces",

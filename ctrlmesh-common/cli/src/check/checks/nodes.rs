@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use ctrlmesh_common::names::label;
 use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use kube::ResourceExt as _;
 
@@ -33,7 +34,9 @@ pub(super) fn check(nodes: &[Node], served: &BTreeSet<String>) -> Vec<Finding> {
         let advice = format!("add nodes with Linux 6.1 or newer: {}", pages::BEFORE);
         return vec![Group::Nodes.failed("operating system", found, advice)];
     }
-    vec![system(nodes.len(), linux.len()), kernel(&linux, served), architecture(&linux, served), runtime(&linux)]
+    let findings = [system(nodes.len(), linux.len()), kernel(&linux, served)];
+    let findings = findings.into_iter().chain(refused(&linux, served));
+    findings.chain([architecture(&linux, served), runtime(&linux)]).collect()
 }
 
 fn system(all: usize, linux: usize) -> Finding {
@@ -65,6 +68,19 @@ fn kernel(nodes: &[(&Node, &NodeSystemInfo)], served: &BTreeSet<String>) -> Find
         pages::INTERCEPTION
     );
     Group::Nodes.failed("kernel", format!("older than Linux 6.1: {}", listed(&old)), advice)
+}
+
+/// Of nodes whose own proxy has said that it cannot work there.
+fn refused(nodes: &[(&Node, &NodeSystemInfo)], served: &BTreeSet<String>) -> Option<Finding> {
+    let says_no = |node: &Node| node.labels().get(label::EBPF).is_some_and(|value| value == "false");
+    let nodes = nodes.iter().map(|(node, _)| node).filter(|node| says_no(node) && !served.contains(&node.name_any()));
+    let nodes: Vec<String> = nodes.map(|node| node.name_any()).collect();
+    let advice = format!(
+        "the log of the node proxy there says why; give pods on these nodes interception `env` or `kubeconfig`: {}",
+        pages::INTERCEPTION
+    );
+    let found = || format!("the node proxy cannot redirect connections on {}", listed(&nodes));
+    (!nodes.is_empty()).then(|| Group::Nodes.failed("interception", found(), advice))
 }
 
 /// Which images a registry has is not known here, but for which architectures they can be built.
@@ -138,6 +154,18 @@ mod tests {
         assert!(states(&nodes, &[]).contains(&("kernel", State::Failed)));
         assert!(states(&nodes, &["node-1"]).contains(&("kernel", State::Ok)));
         assert_eq!(check(&nodes, &BTreeSet::new())[1].message, "older than Linux 6.1: node-1 has 5.14.0-427.el9");
+    }
+
+    #[test]
+    fn a_node_whose_proxy_says_that_it_cannot_work_there_fails() {
+        let mut refusing = node("node-1", "linux", "6.12.1", "amd64", "containerd://2.1.0");
+        refusing.labels_mut().insert(label::EBPF.to_owned(), "false".to_owned());
+        let nodes = [refusing, node("node-2", "linux", "6.12.1", "amd64", "containerd://2.1.0")];
+        let finding = check(&nodes, &BTreeSet::new()).remove(2);
+        assert_eq!((finding.check, finding.state), ("interception", State::Failed));
+        assert_eq!(finding.message, "the node proxy cannot redirect connections on node-1");
+        let served = check(&nodes, &BTreeSet::from(["node-1".to_owned()]));
+        assert!(served.iter().all(|one| one.state == State::Ok), "an older label: {served:?}");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 /// What holds the accounts to what the managers do.
 pub(crate) const ACCOUNT_POLICIES: &str = include_str!("../../../../../deploy/manager/account-policies.yaml");
 
+/// What node proxies may write to their Nodes, and what holds them to it.
+pub(crate) const NODE_POLICY: &str = include_str!("../../../../../deploy/node/announce.yaml");
+
 /// Gives the accounts their rights, and holds them to what the managers do.
 pub(super) async fn grant(client: &Client) {
     apply(client, &yaml()).await;
