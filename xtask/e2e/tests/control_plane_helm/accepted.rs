@@ -95,7 +95,9 @@ fn each_part_can_be_switched_off() {
         ("quota.enabled=false", "kind: ResourceQuota"),
         ("readers.enabled=false", "name: ctrlmesh-view"),
         ("manager.podDisruptionBudget.enabled=false", "kind: PodDisruptionBudget"),
-        ("manager.accountPolicies.enabled=false", "kind: ValidatingAdmissionPolicy"),
+        ("manager.accountPolicies.enabled=false", "ctrlmesh-manager creates one Secret, ctrlmesh-ca"),
+        ("node.announce=false", "kind: ValidatingAdmissionPolicy\nmetadata:\n  name: ctrlmesh-node\n"),
+        ("node.dropBypass=false", "--drop-bypass"),
         ("manager.rollouts=false", "name: ctrlmesh-manager-rollouts"),
     ];
     let helm = Helm::of(RELEASES[1], &PLANE);
