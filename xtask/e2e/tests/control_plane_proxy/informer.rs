@@ -152,6 +152,9 @@ async fn an_informer_survives_what_api_servers_do_in_json_over_http1() {
 /// It lists what was there before objects came and went, and watches from there.
 async fn an_informer_catches_up_from_an_older_state(more: &[&str]) {
     const SELECTOR: &str = "slot in (5,6,9)";
+    // Built before there is a state to be older than: the API server's watch cache keeps events of 75 s only
+    // (`eventFreshDuration`) once other tests have filled it.
+    go::program("informer");
     let bed = Bed::new().await;
     create_objects(&bed).await;
     let proxy = bed.proxy("policy", SELECTOR);
