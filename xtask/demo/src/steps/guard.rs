@@ -27,7 +27,7 @@ const BUG: &str = "web.example.com/bug";
 /// For how long nothing more may be deleted.
 const LOOKED_FOR: Duration = Duration::from_secs(5);
 
-/// The change that the websites of the others get.
+/// The change that websites get, to see whether their replicas follow.
 const CHANGE: u64 = 500;
 
 /// The replica with the bug.
@@ -136,17 +136,27 @@ impl<'a> Wild<'a> {
 
     /// Changes what is not the replica's own, and waits until the operator has followed.
     fn others_follow(&self) -> Result<String> {
+        let (objects, took) = self.followed(false)?;
+        Ok(format!("{objects} objects of the other shares changed, and followed, in {}", seconds(took)))
+    }
+
+    /// Changes the replica's own objects, or all others, and waits until the operator has followed.
+    fn followed(&self, of_its_own: bool) -> Result<(usize, Duration)> {
         let slots = later(self.environment);
         let own = shard_of(&install::namespace(0), slots);
-        let (objects, took) = changed_in(self.environment, CHANGE, |namespace| shard_of(namespace, slots) != own)?;
+        let is_meant = |namespace: &str| (shard_of(namespace, slots) == own) == of_its_own;
+        let (objects, took) = changed_in(self.environment, CHANGE, is_meant)?;
         ensure!(objects > 0, "all is of one share");
-        Ok(format!("{objects} objects of the other shares changed, and followed, in {}", seconds(took)))
+        Ok((objects, took))
     }
 
     /// Mends the bug, takes the limit away, and waits until every page is there again.
     fn mended(&self) -> Result<String> {
         let (environment, clock) = (self.environment, Instant::now());
         environment.api.merge(&self.website, &bug(&Value::Null))?;
+        // What the replica has read of the website may be a moment old. Without the limit it would delete on, also after
+        // every page was there again.
+        self.followed(true)?;
         environment.api.delete(&breaker(environment), &json!({}))?;
         let reference = environment.reference.get().context("there is no reference")?;
         environment.until("every page to be there again", WHOLE_WITHIN, || {
