@@ -34,7 +34,7 @@ use self::carry_out::{Outcome, Purpose};
 use self::change::Change;
 use self::error::MigrateError;
 use self::leftovers::{Leftover, leftovers};
-use self::object::{MUTATING, ObjectRef, VALIDATING};
+use self::object::{ObjectRef, WEBHOOKS};
 use self::snapshot::Snapshot;
 use self::state::{State, Step};
 use self::steps::Planned;
@@ -100,7 +100,7 @@ fn planned(snapshot: &Snapshot, state: &State, until: Step) -> Vec<PlannedStep> 
         planned.changes.iter().for_each(|one| copy::apply(&mut copy, &one.change));
         PlannedStep { step, done, planned }
     };
-    Step::ALL.into_iter().filter(|step| *step <= until).map(plan).collect()
+    Step::all().filter(|step| *step <= until).map(plan).collect()
 }
 
 async fn take_steps(arguments: &RunArgs) -> Result<(), MigrateError> {
@@ -113,7 +113,7 @@ async fn take_steps(arguments: &RunArgs) -> Result<(), MigrateError> {
         return Ok(());
     }
     let waiter = Waiter::new(client.clone(), *timeout);
-    for step in Step::ALL.into_iter().filter(|step| *step <= arguments.until) {
+    for step in Step::all().filter(|step| *step <= arguments.until) {
         if store.state.done.contains(&step) {
             continue;
         }
@@ -171,9 +171,7 @@ async fn before(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &Wai
 
 /// The webhook configurations that are there.
 fn webhooks(snapshot: &Snapshot) -> Vec<ObjectRef> {
-    let kinds = [MUTATING, VALIDATING];
-    let of = |one| kinds.into_iter().find(|kind| kind.is(one)).map(|kind| kind.of_object(one));
-    snapshot.webhooks.iter().filter_map(of).collect()
+    snapshot.webhooks.iter().filter_map(|one| ObjectRef::among(one, &WEBHOOKS)).collect()
 }
 
 /// What has to be so before the next step.

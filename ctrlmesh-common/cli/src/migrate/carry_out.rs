@@ -77,35 +77,42 @@ async fn attempt(
     match &change.action {
         Action::Create(content) => create(&api, change, content).await,
         Action::Delete => delete(&api, change, purpose, timeout).await,
-        Action::Merge(_) | Action::MergeStatus(_) => match merge(&api, change).await {
-            Err(MigrateError::Change { source, .. }) if purpose == Purpose::Undo && is_not_found(&source) => {
-                Ok(Outcome::Absent)
-            }
-            outcome => outcome,
-        },
+        Action::Merge(patch) => merge(&api, change, purpose, patch, false).await,
+        Action::MergeStatus(patch) => merge(&api, change, purpose, patch, true).await,
         Action::AddFinalizer(finalizer) => finalizers(&api, change, finalizer, true).await,
         Action::RemoveFinalizer(finalizer) => finalizers(&api, change, finalizer, false).await,
     }
 }
 
-async fn merge(api: &Api<DynamicObject>, change: &Change) -> Result<Outcome, MigrateError> {
-    let failed = |source| MigrateError::Change { change: change.to_string(), source: Box::new(source) };
-    let name = &change.object.name;
-    match &change.action {
-        Action::MergeStatus(patch) => {
-            let written = api.patch_status(name, &params(), &Patch::Merge(patch)).await.map_err(failed)?;
-            if !contains(&written.data, patch) {
-                return Err(MigrateError::Pruned { object: change.object.to_string() });
-            }
+async fn merge(
+    api: &Api<DynamicObject>,
+    change: &Change,
+    purpose: Purpose,
+    patch: &Value,
+    is_of_status: bool,
+) -> Result<Outcome, MigrateError> {
+    let (name, merge) = (&change.object.name, Patch::Merge(patch));
+    let written = if is_of_status {
+        api.patch_status(name, &params(), &merge).await
+    } else {
+        api.patch(name, &params(), &merge).await
+    };
+    match written {
+        Ok(written) if is_of_status && !contains(&written.data, patch) => {
+            Err(MigrateError::Pruned { object: change.object.to_string() })
         }
-        Action::Merge(patch) => drop(api.patch(name, &params(), &Patch::Merge(patch)).await.map_err(failed)?),
-        _ => return Ok(Outcome::Unchanged),
+        Ok(_) => Ok(Outcome::Done),
+        Err(Error::Api(status)) if purpose == Purpose::Undo && status.is_not_found() => Ok(Outcome::Absent),
+        Err(source) => Err(failed(change, source)),
     }
-    Ok(Outcome::Done)
+}
+
+fn failed(change: &Change, source: Error) -> MigrateError {
+    MigrateError::Change { change: change.to_string(), source: Box::new(source) }
 }
 
 async fn create(api: &Api<DynamicObject>, change: &Change, content: &Value) -> Result<Outcome, MigrateError> {
-    let failed = |source| MigrateError::Change { change: change.to_string(), source: Box::new(source) };
+    let failed = |source| failed(change, source);
     let object: DynamicObject = serde_json::from_value(content.clone())
         .map_err(|source| MigrateError::Content { object: change.object.to_string(), source })?;
     let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -131,7 +138,7 @@ async fn delete(
     purpose: Purpose,
     timeout: Duration,
 ) -> Result<Outcome, MigrateError> {
-    let failed = |source| MigrateError::Change { change: change.to_string(), source: Box::new(source) };
+    let failed = |source| failed(change, source);
     let name = &change.object.name;
     let Some(before) = api.get_opt(name).await.map_err(failed)? else { return Ok(Outcome::Absent) };
     if purpose == Purpose::Undo && !is_made_here(&before) {
@@ -163,7 +170,7 @@ async fn finalizers(
     finalizer: &str,
     is_wanted: bool,
 ) -> Result<Outcome, MigrateError> {
-    let failed = |source| MigrateError::Change { change: change.to_string(), source: Box::new(source) };
+    let failed = |source| failed(change, source);
     let name = &change.object.name;
     for _ in 0..ATTEMPTS {
         let Some(object) = api.get_opt(name).await.map_err(failed)? else { return Ok(Outcome::Absent) };
@@ -192,10 +199,6 @@ async fn finalizers(
 /// Whether a migration has made the object: some of its fields are a migration's.
 fn is_made_here(object: &DynamicObject) -> bool {
     object.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
-}
-
-fn is_not_found(error: &Error) -> bool {
-    matches!(error, Error::Api(status) if status.is_not_found())
 }
 
 fn params() -> PatchParams {

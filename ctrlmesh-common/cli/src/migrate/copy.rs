@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::change::{Action, Change};
 use super::object::{
-    BINDING, CONFIG_MAP, DEPLOYMENT, MANAGER_STATE, MUTATING, ObjectRef, POLICY, STATEFUL_SET, VALIDATING, merged,
+    BINDING, CONFIG_MAP, DEPLOYMENT, MANAGER_STATE, MUTATING, ObjectRef, POLICY, STATEFUL_SET, VALIDATING,
 };
 use super::snapshot::{MIGRATED, Snapshot};
 
@@ -26,10 +26,10 @@ pub(super) fn apply(snapshot: &mut Snapshot, change: &Change) {
         snapshot.manager_state = changed(snapshot.manager_state.take(), change);
     } else if is_kind(CONFIG_MAP.kind) && object.name == resource_list::NAME {
         snapshot.has_own_kinds = true;
-    } else if snapshot.manager.as_ref().is_some_and(|manager| is(manager, object)) {
+    } else if snapshot.manager.as_ref().is_some_and(|manager| object.is(manager)) {
         snapshot.manager = changed(snapshot.manager.take(), change);
     } else if let Some(list) = list_of(snapshot, object) {
-        let at = list.iter().position(|one| is(one, object));
+        let at = list.iter().position(|one| object.is(one));
         let before = at.map(|at| list.remove(at));
         list.extend(changed(before, change));
         replace_pods(snapshot, change);
@@ -51,21 +51,15 @@ fn list_of<'a>(snapshot: &'a mut Snapshot, object: &ObjectRef) -> Option<&'a mut
     }
 }
 
-fn is(one: &DynamicObject, object: &ObjectRef) -> bool {
-    let kind = one.types.as_ref().map(|types| types.kind.as_str());
-    kind == Some(&object.kind)
-        && one.metadata.name.as_ref() == Some(&object.name)
-        && one.metadata.namespace == object.namespace
-}
-
 /// The object behind the change. `None`: there is none any more.
 fn changed(object: Option<DynamicObject>, change: &Change) -> Option<DynamicObject> {
     match &change.action {
         Action::Create(content) => serde_json::from_value(content.clone()).ok().or(object),
         Action::Delete => None,
         Action::Merge(patch) | Action::MergeStatus(patch) => {
-            let value = serde_json::to_value(object?).ok()?;
-            serde_json::from_value(merged(value, patch)).ok()
+            let mut value = serde_json::to_value(object?).ok()?;
+            json_patch::merge(&mut value, patch);
+            serde_json::from_value(value).ok()
         }
         Action::AddFinalizer(finalizer) => {
             let mut object = object?;
@@ -85,7 +79,7 @@ fn changed(object: Option<DynamicObject>, change: &Change) -> Option<DynamicObje
 fn replace_pods(snapshot: &mut Snapshot, change: &Change) {
     let Action::Merge(patch) = &change.action else { return };
     let marker = patch.pointer("/spec/template/metadata/annotations").and_then(|all| all.get(MIGRATED));
-    let workload = snapshot.workloads.iter().find(|one| is(one, &change.object));
+    let workload = snapshot.workloads.iter().find(|one| change.object.is(one));
     let Some(workload) = workload.filter(|_| marker == Some(&json!("true"))) else { return };
     let selector = workload.data.pointer("/spec/selector/matchLabels").and_then(Value::as_object);
     let Some(selector) = selector.filter(|selector| !selector.is_empty()).cloned() else { return };

@@ -30,6 +30,8 @@ pub(crate) enum MigrateError {
         "{change}: somebody else changes the object all the time; stop that program, and run the same command again"
     )]
     Busy { change: String },
+    #[error("read spec.selector of Deployment {deployment}")]
+    Selector { deployment: String, source: serde_json::Error },
     #[error("{object} cannot be made from the record of the migration")]
     Content { object: String, source: serde_json::Error },
     #[error(

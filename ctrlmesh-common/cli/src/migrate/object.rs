@@ -45,6 +45,7 @@ pub(super) const MUTATING: Resource =
     Resource::of(ADMISSION, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations");
 pub(super) const VALIDATING: Resource =
     Resource::of(ADMISSION, "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations");
+pub(super) const WEBHOOKS: [Resource; 2] = [MUTATING, VALIDATING];
 pub(super) const POLICY: Resource =
     Resource::of(ADMISSION, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies");
 pub(super) const BINDING: Resource =
@@ -105,6 +106,18 @@ impl Resource {
 }
 
 impl ObjectRef {
+    /// Where an object of one of these kinds stands.
+    pub(super) fn among(object: &DynamicObject, kinds: &[Resource]) -> Option<Self> {
+        kinds.iter().find(|kind| kind.is(object)).map(|kind| kind.of_object(object))
+    }
+
+    /// Whether `object` stands here.
+    pub(super) fn is(&self, object: &DynamicObject) -> bool {
+        object.types.as_ref() == Some(&self.types())
+            && object.metadata.name.as_ref() == Some(&self.name)
+            && object.metadata.namespace == self.namespace
+    }
+
     fn kind(&self) -> GroupVersionKind {
         GroupVersionKind::gvk(&self.group, &self.version, &self.kind)
     }
@@ -137,32 +150,21 @@ impl fmt::Display for ObjectRef {
 
 /// The object without what the API server fills in, so that it can be created again.
 pub(super) fn portable(object: &DynamicObject) -> Option<Value> {
-    const FILLED_IN: [&str; 6] =
-        ["uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "deletionTimestamp"];
+    const FILLED_IN: [&str; 7] = [
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+        "generation",
+        "managedFields",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ];
     let mut value = serde_json::to_value(object).ok()?;
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in FILLED_IN.into_iter().chain(["deletionGracePeriodSeconds"]) {
+        for field in FILLED_IN {
             metadata.remove(field);
         }
     }
     value.as_object_mut()?.remove("status");
     Some(value)
-}
-
-/// The value with a merge patch applied.
-pub(super) fn merged(value: Value, patch: &Value) -> Value {
-    let Value::Object(patch) = patch else { return patch.clone() };
-    let mut map = match value {
-        Value::Object(map) => map,
-        _ => serde_json::Map::new(),
-    };
-    for (key, change) in patch {
-        if change.is_null() {
-            map.remove(key);
-        } else {
-            let before = map.remove(key).unwrap_or_default();
-            map.insert(key.clone(), merged(before, change));
-        }
-    }
-    Value::Object(map)
 }

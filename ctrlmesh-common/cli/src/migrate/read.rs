@@ -44,7 +44,8 @@ async fn gather(client: &Client, system: &str, predecessor: &Predecessor) -> Res
         }
     }
     let mut pods = list(client, POD, &format!("{}=true", label::ENABLE_PROXY)).await?;
-    pods.extend(list(client, POD, &format!("{KRIDGE_ENABLE_PROXY}=true")).await?);
+    let of_kridge_only = format!("{KRIDGE_ENABLE_PROXY}=true,{}!=true", label::ENABLE_PROXY);
+    pods.extend(list(client, POD, &of_kridge_only).await?);
     let mut guard = BTreeSet::new();
     for (object, _) in guard::all() {
         if get(client, &object).await?.is_some() {

@@ -113,8 +113,7 @@ impl Snapshot {
     pub(super) fn target(&self, root: &DynamicObject) -> Option<(Resource, &DynamicObject)> {
         let target = targets(root).next()?;
         let kind = if target.kind == DEPLOYMENT.kind { DEPLOYMENT } else { STATEFUL_SET };
-        let is = |one: &&DynamicObject| kind.is(one) && kind.of_object(one) == target;
-        Some((kind, self.workloads.iter().find(is)?))
+        Some((kind, self.workloads.iter().find(|one| target.is(one))?))
     }
 
     pub(super) fn roots(&self) -> impl Iterator<Item = &DynamicObject> {

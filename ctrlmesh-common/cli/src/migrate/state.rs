@@ -38,33 +38,13 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 10] = [
-        Self::Guard,
-        Self::Webhooks,
-        Self::Stop,
-        Self::Convert,
-        Self::Finalizers,
-        Self::Adopt,
-        Self::Labels,
-        Self::Managers,
-        Self::Enrol,
-        Self::Finish,
-    ];
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        Self::value_variants().iter().copied()
+    }
 
     /// As the command line has it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Guard => "guard",
-            Self::Webhooks => "webhooks",
-            Self::Stop => "stop",
-            Self::Convert => "convert",
-            Self::Finalizers => "finalizers",
-            Self::Adopt => "adopt",
-            Self::Labels => "labels",
-            Self::Managers => "managers",
-            Self::Enrol => "enrol",
-            Self::Finish => "finish",
-        }
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
@@ -220,8 +200,8 @@ mod tests {
 
     #[test]
     fn steps_are_called_as_the_command_line_calls_them() {
-        for step in Step::ALL {
-            assert_eq!(Step::from_str(step.name(), false), Ok(step));
+        for step in Step::all() {
+            assert_eq!(Step::from_str(&step.name(), false), Ok(step));
         }
     }
 }

@@ -25,7 +25,7 @@ use super::copy;
 use super::flags;
 use super::kridge;
 use super::labels::Labels;
-use super::object::{CONFIG_MAP, DEPLOYMENT, ObjectRef, Resource, SHARDING_CONFIG, rules};
+use super::object::{CONFIG_MAP, DEPLOYMENT, ObjectRef, SHARDING_CONFIG, rules};
 use super::snapshot::{Snapshot, in_both_groups, replicas};
 use super::state::{State, Step};
 
@@ -61,8 +61,7 @@ pub(super) struct Planned {
 impl Planned {
     /// Notes what takes the step back, and what is done behind it.
     pub(super) fn note(&self, step: Step, state: &mut State) {
-        let fresh: Vec<Reversible> = self.changes.iter().filter(|one| one.inverse.is_some()).cloned().collect();
-        state.record(step, &fresh);
+        state.record(step, &self.changes);
         self.undone_last.iter().for_each(|change| state.note_last(change.clone()));
         self.resumed.iter().for_each(|change| state.note_resume(change.clone()));
     }
@@ -88,7 +87,7 @@ fn first(snapshot: &Snapshot) -> Planned {
     let mut planned = guard::create();
     let (mut copy, mut record) = (snapshot.clone(), State::default());
     planned.note(Step::Guard, &mut record);
-    for step in Step::ALL.into_iter().filter(|step| (Step::Webhooks..=Step::Enrol).contains(step)) {
+    for step in Step::all().filter(|step| (Step::Webhooks..=Step::Enrol).contains(step)) {
         let later = plan(step, &copy);
         later.note(step, &mut record);
         later.changes.iter().for_each(|one| copy::apply(&mut copy, &one.change));
@@ -135,9 +134,11 @@ fn two_managers(snapshot: &Snapshot) -> Option<String> {
     })
 }
 
-/// The kind of an object, among some.
-fn kind_of(object: &DynamicObject, kinds: &[Resource]) -> Option<Resource> {
-    kinds.iter().copied().find(|kind| kind.is(object))
+/// `None` where it has no replicas.
+pub(super) fn scaled_to_zero(deployment: &DynamicObject) -> Option<Reversible> {
+    let scale = |replicas: i64| json!({"spec": {"replicas": replicas}});
+    let replicas = replicas(deployment);
+    (replicas != 0).then(|| Reversible::merge(DEPLOYMENT.of_object(deployment), scale(0), scale(replicas)))
 }
 
 fn stop(snapshot: &Snapshot) -> Planned {
@@ -149,10 +150,7 @@ fn stop(snapshot: &Snapshot) -> Planned {
         );
         return Planned { problems: vec![problem], ..Planned::default() };
     };
-    let replicas = replicas(manager);
-    let scale = |replicas: i64| json!({"spec": {"replicas": replicas}});
-    let merge = Reversible::merge(DEPLOYMENT.of_object(manager), scale(0), scale(replicas));
-    Planned { changes: (replicas != 0).then_some(merge).into_iter().collect(), ..Planned::default() }
+    Planned { changes: scaled_to_zero(manager).into_iter().collect(), ..Planned::default() }
 }
 
 /// Objects that a root of Kridge's made are not copied: the root makes its own.
@@ -166,7 +164,7 @@ fn convert(snapshot: &Snapshot) -> Planned {
             continue;
         };
         let target = kind.named(object.metadata.namespace.as_deref(), &object.name_any());
-        let is_there = snapshot.rules.iter().any(|one| kind.is(one) && kind.of_object(one) == target);
+        let is_there = snapshot.rules.iter().any(|one| target.is(one));
         let is_child = snapshot.kridge.iter().any(|root| adopt::is_child_of(root, object));
         match kridge::convert(object) {
             Some(content) if !is_there && !is_child => {
@@ -203,11 +201,10 @@ fn refused(target: &ObjectRef, content: &Value) -> Vec<String> {
 fn finalizers(snapshot: &Snapshot) -> Planned {
     let mut planned = Planned::default();
     for object in &snapshot.rules {
-        let Some(kind) = kind_of(object, &rules(ctrlmesh_common::names::GROUP)) else { continue };
+        let Some(target) = ObjectRef::among(object, &rules(ctrlmesh_common::names::GROUP)) else { continue };
         if !object.finalizers().iter().any(|one| one == FINALIZER) {
             continue;
         }
-        let target = kind.of_object(object);
         if object.metadata.deletion_timestamp.is_some() {
             planned.notes.push(format!("{target} is being deleted, and goes with its finalizer: it cannot come back"));
         }
@@ -252,8 +249,7 @@ fn finish(snapshot: &Snapshot) -> Planned {
         ));
     }
     for object in &snapshot.kridge {
-        let Some(kind) = kind_of(object, &rules(ctrlmesh_common::names::KRIDGE_GROUP)) else { continue };
-        let target = kind.of_object(object);
+        let Some(target) = ObjectRef::among(object, &rules(ctrlmesh_common::names::KRIDGE_GROUP)) else { continue };
         // Others are served by somebody, who is waited for.
         let served = object.finalizers().iter().filter(|one| [FINALIZER, KRIDGES_FINALIZER].contains(&one.as_str()));
         let finalizers = served.map(|one| Change::new(target.clone(), Action::RemoveFinalizer(one.clone())));

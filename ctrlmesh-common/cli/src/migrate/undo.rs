@@ -8,16 +8,16 @@ use serde_json::{Value, json};
 
 use super::args::{ChangeArgs, UndoArgs};
 use super::carry_out::Purpose;
-use super::change::{Action, Change};
+use super::change::{Action, Change, Reversible};
 use super::error::MigrateError;
-use super::object::{DEPLOYMENT, MUTATING, SHARDING_CONFIG, VALIDATING, portable};
+use super::object::{DEPLOYMENT, ObjectRef, SHARDING_CONFIG, WEBHOOKS, portable};
 use super::snapshot::{Snapshot, is_fenced, replicas, rule};
 use super::state::Step;
 use super::steps::guard::GUARD;
 use super::steps::webhooks::OUR_WEBHOOKS;
 use super::store::Store;
 use super::wait::{self, Waiter};
-use super::{perform, read, say};
+use super::{perform, read, say, steps};
 use crate::cluster::Connection;
 use crate::text;
 
@@ -65,7 +65,6 @@ async fn take_back(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &
     if step == Step::Managers || (step < Step::Managers && is_installed) {
         stop_ours(step, snapshot, store, waiter, is_ours_running).await?;
     }
-    let targets = wait::targets(snapshot);
     let inverses = store.state.inverses(step);
     perform(&inverses, Purpose::Undo, waiter).await?;
     match (step, &snapshot.manager) {
@@ -75,8 +74,9 @@ async fn take_back(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &
             waiter.rolled_out(&DEPLOYMENT.of_object(manager)).await
         }
         (Step::Enrol, _) => {
-            for (workload, root) in
-                targets.iter().filter(|(workload, _)| inverses.iter().any(|one| one.object == *workload))
+            for (workload, root) in wait::targets(snapshot)
+                .iter()
+                .filter(|(workload, _)| inverses.iter().any(|one| one.object == *workload))
             {
                 waiter.rolled_out(workload).await?;
                 waiter.handed_back(root).await?;
@@ -138,27 +138,13 @@ async fn stop_ours(
 }
 
 async fn stop_programs(snapshot: &Snapshot, store: &mut Store, waiter: &Waiter) -> Result<(), MigrateError> {
-    let mut changes = Vec::new();
     let ours = snapshot.webhooks.iter().filter(|one| one.name_any() == OUR_WEBHOOKS);
-    for (kind, webhook) in
-        ours.filter_map(|one| [MUTATING, VALIDATING].into_iter().find(|kind| kind.is(one)).zip(Some(one)))
-    {
-        let target = kind.of_object(webhook);
-        if let Some(content) = portable(webhook) {
-            store.state.note_resume(Change::new(target.clone(), Action::Create(content)));
-        }
-        changes.push(Change::new(target, Action::Delete));
-    }
-    if let Some(manager) = &snapshot.our_manager {
-        let replicas = replicas(manager);
-        let scale = |replicas: i64| Action::Merge(json!({"spec": {"replicas": replicas}}));
-        if replicas != 0 {
-            store.state.note_resume(Change::new(DEPLOYMENT.of_object(manager), scale(replicas)));
-            changes.push(Change::new(DEPLOYMENT.of_object(manager), scale(0)));
-        }
-    }
+    let deleted = ours.filter_map(|one| Some(Reversible::delete(ObjectRef::among(one, &WEBHOOKS)?, portable(one))));
+    let stopped: Vec<Reversible> =
+        deleted.chain(snapshot.our_manager.as_ref().and_then(steps::scaled_to_zero)).collect();
+    stopped.iter().filter_map(|one| one.inverse.clone()).for_each(|inverse| store.state.note_resume(inverse));
     store.save().await?;
-    perform(&changes, Purpose::Step, waiter).await?;
+    perform(stopped.iter().map(|one| &one.change), Purpose::Step, waiter).await?;
     if let Some(manager) = &snapshot.our_manager {
         waiter.stopped(manager).await?;
     }
@@ -171,7 +157,6 @@ mod tests {
     use ctrlmesh_manager::rules::validate;
 
     use super::*;
-    use crate::migrate::object::merged;
 
     #[test]
     fn a_root_with_a_rollout_is_unfenced_and_fenced_again() {
@@ -183,11 +168,13 @@ mod tests {
                 "metadata": {"name": "r", "namespace": "ops"}, "spec": {"root": all}});
             let (off, before) = unfence(&serde_json::from_value(root.clone()).unwrap());
             let (Action::Merge(off), Action::Merge(before)) = (off.action, before.action) else { panic!("{rule}") };
-            let unfenced = merged(root.clone(), &off);
+            let mut unfenced = root.clone();
+            json_patch::merge(&mut unfenced, &off);
             assert_eq!(unfenced["spec"]["root"]["fence"], "Off");
             let config: ShardingConfig = serde_json::from_value(unfenced.clone()).unwrap();
             assert_eq!(validate::sharding_config(&config, &[], None).errors, [], "{unfenced}");
-            assert_eq!(merged(unfenced, &before), root);
+            json_patch::merge(&mut unfenced, &before);
+            assert_eq!(unfenced, root);
         }
     }
 }

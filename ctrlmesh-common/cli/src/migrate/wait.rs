@@ -9,8 +9,12 @@ use ctrlmesh_common::names::label;
 use ctrlmesh_common::ownership::UNSHARDED;
 use ctrlmesh_runtime::sync::lock;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::{DynamicObject, ListParams, PostParams};
+use kube::core::Selector;
 use kube::{Api, Client, Error, ResourceExt};
+use serde::Deserialize as _;
+use serde::de::Error as _;
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
@@ -59,13 +63,11 @@ impl Waiter {
 
     /// No pod of the Deployment runs any more.
     pub(super) async fn stopped(&self, deployment: &DynamicObject) -> Result<(), MigrateError> {
-        let labels = deployment.data.pointer("/spec/selector/matchLabels").and_then(Value::as_object).cloned();
-        let pairs = labels.into_iter().flatten().filter_map(|(key, value)| Some(format!("{key}={}", value.as_str()?)));
-        let selector = pairs.collect::<Vec<_>>().join(",");
+        let selector = pod_selector(deployment)?;
         let namespace = deployment.namespace().unwrap_or_default();
         let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &POD.api_resource());
         self.until(&format!("Deployment {namespace}/{} has stopped", deployment.name_any()), async || {
-            let left = pods.list(&ListParams::default().labels(&selector)).await.map_err(|source| {
+            let left = pods.list(&ListParams::default().labels_from(&selector)).await.map_err(|source| {
                 MigrateError::Read { what: format!("pods of namespace {namespace}"), source: Box::new(source) }
             })?;
             let names: Vec<String> =
@@ -217,6 +219,14 @@ pub(super) fn enrolled(snapshot: &Snapshot) -> Vec<Enrolled> {
         })
     };
     snapshot.roots().filter(|root| !is_disabled(root)).filter_map(of_root).collect()
+}
+
+/// By which the Deployment knows its pods.
+fn pod_selector(deployment: &DynamicObject) -> Result<Selector, MigrateError> {
+    let selector = LabelSelector::deserialize(&deployment.data["spec"]["selector"]);
+    selector
+        .and_then(|selector| Selector::try_from(selector).map_err(serde_json::Error::custom))
+        .map_err(|source| MigrateError::Selector { deployment: deployment.name_any(), source })
 }
 
 /// Why a workload has not rolled out.

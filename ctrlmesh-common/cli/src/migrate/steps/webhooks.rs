@@ -6,9 +6,9 @@ use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::Value;
 
-use super::{Planned, kind_of};
-use crate::migrate::change::{Action, Change, Reversible};
-use crate::migrate::object::{MUTATING, ObjectRef, VALIDATING, portable};
+use super::Planned;
+use crate::migrate::change::Reversible;
+use crate::migrate::object::{ObjectRef, WEBHOOKS, portable};
 use crate::migrate::snapshot::Snapshot;
 
 /// Name of our webhook configurations.
@@ -17,16 +17,15 @@ pub(in crate::migrate) const OUR_WEBHOOKS: &str = "ctrlmesh";
 pub(super) fn plan(snapshot: &Snapshot) -> Planned {
     let mut planned = Planned::default();
     for webhook in &snapshot.webhooks {
-        let Some(kind) = kind_of(webhook, &[MUTATING, VALIDATING]) else { continue };
-        let target = kind.of_object(webhook);
+        let Some(target) = ObjectRef::among(webhook, &WEBHOOKS) else { continue };
         if snapshot.is_predecessors(webhook) {
             planned.problems.extend(is_final(webhook, &target));
             planned.changes.push(Reversible::delete(target, portable(webhook)));
         } else if webhook.name_any() == OUR_WEBHOOKS && !snapshot.has_own_managers() {
             // Nobody answers there, and they would refuse what later steps write.
-            let content = portable(webhook).map(|content| Change::new(target.clone(), Action::Create(content)));
-            planned.resumed.extend(content);
-            planned.changes.push(Reversible::delete(target, None));
+            let Reversible { change, inverse } = Reversible::delete(target, portable(webhook));
+            planned.resumed.extend(inverse);
+            planned.changes.push(Reversible { change, inverse: None });
         } else if let Some(service) = snapshot.called_nearby(webhook).next() {
             planned.notes.push(format!(
                 "{target} stays: Service {}/{service}, which it calls, has another selector than the predecessor's manager",

@@ -13,6 +13,16 @@ fn object(content: &Value) -> DynamicObject {
 }
 
 #[test]
+fn a_deployment_knows_its_pods_by_labels_and_expressions() {
+    let of = |selector: Value| pod_selector(&object(&json!({"spec": {"selector": selector}})));
+    let both = json!({"matchLabels": {"app": "op"}, "matchExpressions": [{"key": "tier", "operator": "Exists"}]});
+    assert_eq!(of(both).unwrap().to_string(), "app=op,tier");
+    let expressions = json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["op", "manager"]}]});
+    assert_eq!(of(expressions).unwrap().to_string(), "app in (manager,op)");
+    assert!(of(json!({"matchExpressions": [{"key": "app", "operator": "Near"}]})).is_err());
+}
+
+#[test]
 fn a_rollout_ends_with_the_last_ready_pod() {
     let status = |observed: i64, updated: i64, ready: i64| {
         object(&json!({"spec": {"replicas": 3}, "status": {"observedGeneration": observed, "replicas": 3,
