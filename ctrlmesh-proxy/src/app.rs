@@ -34,7 +34,7 @@ use crate::net::tls;
 use crate::net::tls::TlsError;
 use crate::net::tls::issue::{ServingCertificate, Source};
 use crate::net::tls::trust::Trust;
-use crate::node::{self, Announcement, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
+use crate::node::{self, Announcement, ApiClient, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
 use crate::policy;
 use crate::policy::subscription;
 use crate::policy::subscription::{PodSubscription, Publications};
@@ -214,9 +214,11 @@ fn history(args: &SidecarArgs) -> Arc<History> {
 
 async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let process = Process::new(args.common.clone(), args.spans.clone());
-    let api = api_account(&args)?;
-    let removal = Removal { pins: args.pin_dir.clone(), end: removal_check(&args, api.clone()) };
-    let announcement = announcement(&args, api);
+    let api = api_client(&args)?;
+    let end = api.clone().zip(args.daemon_set.clone()).map(|(api, set)| RemovalCheck::new(api, set));
+    let removal = Removal { pins: args.pin_dir.clone(), end };
+    let announced = api.zip(args.node.clone()).filter(|_| args.announce);
+    let announcement = announced.map(|(api, node)| Announcement::new(api, node));
     if let Some(end) = &removal.end {
         process.drain.spawn(end.clone().watch(process.drain.clone()));
     }
@@ -274,22 +276,11 @@ async fn begin_node(
     Ok(RunningParts { workers, leave })
 }
 
-/// The API server and the file with our token for it, where flags name that.
-fn api_account(args: &NodeArgs) -> Result<Option<(Target, Arc<Trust>, PathBuf)>, AppError> {
+/// Our own requests to the API server, where flags name what they need.
+fn api_client(args: &NodeArgs) -> Result<Option<ApiClient>, AppError> {
     let Some(token) = args.api_token.clone() else { return Ok(None) };
     let trust = Arc::new(Trust::load(&args.common.upstream_ca)?);
-    Ok(Some((args.api_server()?, trust, token)))
-}
-
-/// The check of whether ctrlmesh is removed.
-fn removal_check(args: &NodeArgs, api: Option<(Target, Arc<Trust>, PathBuf)>) -> Option<RemovalCheck> {
-    let ((target, trust, token), daemon_set) = api.zip(args.daemon_set.clone())?;
-    Some(RemovalCheck::new(target, trust, token, daemon_set))
-}
-
-fn announcement(args: &NodeArgs, api: Option<(Target, Arc<Trust>, PathBuf)>) -> Option<Announcement> {
-    let ((target, trust, token), node) = api.filter(|_| args.announce).zip(args.node.clone())?;
-    Some(Announcement::new(target, trust, token, node))
+    Ok(Some(ApiClient { target: args.api_server()?, trust, token }))
 }
 
 impl Process {

@@ -40,6 +40,7 @@ use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::readiness::BlockReady;
 
 pub use announce::Announcement;
+pub use api_client::ApiClient;
 pub use error::NodeError;
 pub use pod_list::{CgroupLocation, Pod, PodsError, ServedBy};
 pub use pod_source::Source;

@@ -14,8 +14,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
+use crate::network::interfaces;
 use crate::network::nftables::{self, Rules};
 
 /// The table is written again after so long, a third of what it lives.
@@ -53,7 +53,7 @@ impl BypassFilter {
     /// # Errors
     /// If the kernel has no nftables, or does not let us. The table stays as it was.
     pub fn apply(&mut self, bypasses: &Bypasses) -> io::Result<bool> {
-        let own = own_addresses()?;
+        let own: BTreeSet<IpAddr> = interfaces::addresses()?.into_iter().map(|(address, _)| address).collect();
         let ports = bypasses.endpoints.iter().filter(|server| own.contains(&server.ip()));
         let sources = bypasses.pods.iter().filter(|pod| is_of_a_pod(pod) && !own.contains(pod));
         let rules = Rules {
@@ -104,16 +104,6 @@ impl BypassFilter {
 
 fn table(owner: &str) -> String {
     format!("ctrlmesh-{owner}")
-}
-
-/// The addresses of all interfaces of this network namespace.
-fn own_addresses() -> io::Result<BTreeSet<IpAddr>> {
-    let ip = |one: InterfaceAddress| {
-        let address = one.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-        v4.or_else(|| Some(IpAddr::from(address.as_sockaddr_in6()?.ip())))
-    };
-    Ok(getifaddrs()?.filter_map(ip).collect())
 }
 
 fn is_of_a_pod(address: &IpAddr) -> bool {

@@ -26,7 +26,7 @@ pub use interceptor::attach::{Attach, Heartbeat, ListenerCheck, Options};
 pub use interceptor::serve::HeartbeatWriter;
 pub use interceptor::status::{Attachment, Status};
 pub use interceptor::uninstall::uninstall;
-pub use network::listener;
+pub use network::{interfaces, listener};
 pub use pins::{Slot, default_pins};
 pub use programs::event::{Event, Events};
 pub use programs::object::Limits;

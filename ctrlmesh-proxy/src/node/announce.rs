@@ -4,8 +4,6 @@
 //! registered with it, keeps all pods away until the proxy serves. The account may patch its own Node only, and there
 //! only these two (`ValidatingAdmissionPolicy` `ctrlmesh-node`).
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -18,8 +16,6 @@ use tokio::time;
 use tracing::{debug, warn};
 
 use super::api_client::ApiClient;
-use crate::net::tls::trust::Trust;
-use crate::upstream::Target;
 
 /// For all that is asked of the API server at once.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -36,16 +32,14 @@ const READY_POLL: Duration = Duration::from_millis(100);
 /// Writes to the Node of this process.
 #[derive(Clone, Debug)]
 pub struct Announcement {
-    target: Target,
-    trust: Arc<Trust>,
-    token: PathBuf,
+    api: ApiClient,
     node: String,
 }
 
 impl Announcement {
-    /// For the Node of this name; `token` is a file with a service account's token.
-    pub fn new(target: Target, trust: Arc<Trust>, token: PathBuf, node: String) -> Self {
-        Self { target, trust, token, node }
+    /// For the Node of this name.
+    pub fn new(api: ApiClient, node: String) -> Self {
+        Self { api, node }
     }
 
     /// Says, once the process is ready, that pods are served, and says so again and again until shutdown: a Node may be
@@ -98,8 +92,7 @@ impl Announcement {
 
     async fn patch(&self, content_type: &'static str, change: &Value) -> anyhow::Result<Value> {
         let path = format!("/api/v1/nodes/{}", self.node);
-        let api = ApiClient { target: &self.target, trust: &self.trust, token: &self.token };
-        let (status, body) = api.patch(&path, content_type, change.to_string().into()).await?;
+        let (status, body) = self.api.patch(&path, content_type, change.to_string().into()).await?;
         if status != StatusCode::OK {
             let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
             bail!("patch {path}: {status}: {}", answer["message"].as_str().unwrap_or_default());

@@ -1,6 +1,7 @@
 //! The proxy's own requests to the API server.
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -17,24 +18,24 @@ use crate::upstream::Target;
 pub(super) const MAX_BYTES: usize = 1024 * 1024;
 
 /// An API server, and the service account for requests to it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ApiClient<'a> {
-    pub(super) target: &'a Target,
+#[derive(Clone, Debug)]
+pub struct ApiClient {
+    pub target: Target,
     /// Verifies the API server.
-    pub(super) trust: &'a Trust,
+    pub trust: Arc<Trust>,
     /// A file with the service account's token.
-    pub(super) token: &'a Path,
+    pub token: PathBuf,
 }
 
-impl ApiClient<'_> {
+impl ApiClient {
     /// Gets a path, and reads the whole answer.
-    pub(super) async fn get(self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+    pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         self.with(path, "application/json", whole).await
     }
 
     /// Patches a path by a body of `content_type`, and reads the whole answer.
     pub(super) async fn patch(
-        self,
+        &self,
         path: &str,
         content_type: &'static str,
         body: Bytes,
@@ -45,7 +46,7 @@ impl ApiClient<'_> {
 
     /// Gets a path, and passes the answer on as it comes.
     pub(super) async fn with<T>(
-        self,
+        &self,
         path: &str,
         accept: &str,
         answered: impl AsyncFnOnce(Response<Incoming>) -> anyhow::Result<T>,
@@ -55,13 +56,13 @@ impl ApiClient<'_> {
     }
 
     async fn send<T>(
-        self,
+        &self,
         mut request: Request<Full<Bytes>>,
         answered: impl AsyncFnOnce(Response<Incoming>) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let stream = Box::pin(self.target.reach(self.trust)).await?;
+        let stream = Box::pin(self.target.reach(&self.trust)).await?;
         let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let token = std::fs::read_to_string(self.token).context("read our token")?;
+        let token = std::fs::read_to_string(&self.token).context("read our token")?;
         let headers = request.headers_mut();
         headers.insert(header::HOST, HeaderValue::from_static("kubernetes.default.svc"));
         headers.insert(header::AUTHORIZATION, format!("Bearer {}", token.trim()).parse()?);

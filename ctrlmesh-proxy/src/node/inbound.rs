@@ -3,8 +3,6 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use nix::ifaddrs::{InterfaceAddress, getifaddrs};
-use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -12,7 +10,7 @@ use super::error::NotServed;
 use crate::net::accept::{Acceptor, Origin, PodSlot, Purpose};
 use ctrlmesh_common::kernel::INBOUND_PER_POD;
 use ctrlmesh_intercept::listener::{self, Namespace};
-use ctrlmesh_intercept::{Error, Interceptor, Slot};
+use ctrlmesh_intercept::{Error, Interceptor, Slot, interfaces};
 use ctrlmesh_runtime::drain::Drain;
 
 /// Connections to the webhook of one pod. Anybody in the cluster can open them, so they are not taken from those that
@@ -118,20 +116,14 @@ impl CalledPod<'_> {
 
 /// The addresses of a pod under which others reach it: at most as many as the kernel has room for.
 pub(super) fn own_addresses(namespace: &Namespace) -> Result<Vec<IpAddr>, NotServed> {
-    let ip = |one: InterfaceAddress| {
-        let address = one.address.filter(|_| !one.flags.contains(InterfaceFlags::IFF_LOOPBACK))?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-        v4.or_else(|| Some(IpAddr::from(address.as_sockaddr_in6()?.ip())))
-    };
     let is_local = |ip: &IpAddr| match ip {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
-    let found = || getifaddrs().map(|found| found.filter_map(ip).filter(|ip| !is_local(ip)).collect());
-    let found: Vec<IpAddr> = namespace.run(found)?.map_err(|errno| NotServed::Addresses(errno.into()))?;
+    let found = namespace.run(interfaces::addresses)?.map_err(NotServed::Addresses)?;
     let mut addresses: Vec<IpAddr> = Vec::new();
     // In the order of the interfaces: a pod's own one comes before those of further networks.
-    for address in found {
+    for (address, _) in found.into_iter().filter(|(address, is_loopback)| !is_loopback && !is_local(address)) {
         if addresses.len() < INBOUND_PER_POD as usize && !addresses.contains(&address) {
             addresses.push(address);
         }

@@ -21,9 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::api_client::{ApiClient, MAX_BYTES};
 use super::reconciler::OWNER;
-use crate::net::tls::trust::Trust;
 use crate::policy::PodName;
-use crate::upstream::Target;
 use ctrlmesh_intercept::Options;
 use ctrlmesh_runtime::drain::Drain;
 
@@ -45,9 +43,7 @@ const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 /// Asks the API server whether ctrlmesh is removed.
 #[derive(Clone, Debug)]
 pub struct RemovalCheck {
-    target: Target,
-    trust: Arc<Trust>,
-    token: PathBuf,
+    api: ApiClient,
     daemon_set: PodName,
     /// Whether a watch saw the deletion of [`Watched::Namespace`] or [`Watched::DaemonSet`].
     going: Arc<[AtomicBool; 2]>,
@@ -105,9 +101,9 @@ impl Removal {
 }
 
 impl RemovalCheck {
-    /// For a DaemonSet; `token` is a file with a service account's token.
-    pub fn new(target: Target, trust: Arc<Trust>, token: PathBuf, daemon_set: PodName) -> Self {
-        Self { target, trust, token, daemon_set, going: Arc::default() }
+    /// For a DaemonSet.
+    pub fn new(api: ApiClient, daemon_set: PodName) -> Self {
+        Self { api, daemon_set, going: Arc::default() }
     }
 
     /// Watches the namespace and the DaemonSet until shutdown.
@@ -157,7 +153,7 @@ impl RemovalCheck {
         let paths = [(format!("/api/v1/namespaces/{namespace}"), namespace), (set, name)];
         let mut unknown = None;
         for (path, name) in paths {
-            let (status, body) = self.client().get(&path).await.with_context(|| format!("get {path}"))?;
+            let (status, body) = self.api.get(&path).await.with_context(|| format!("get {path}"))?;
             match is_gone(status, &body, name) {
                 Some(true) => return Ok(true),
                 Some(false) => {}
@@ -177,7 +173,7 @@ impl RemovalCheck {
             Watched::DaemonSet => (format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"), name),
         };
         let path = format!("{all}?watch=true&fieldSelector=metadata.name%3D{name}&timeoutSeconds={WATCH_SECONDS}");
-        self.client()
+        self.api
             .with(&path, METADATA, async |response| {
                 let (status, mut body) = (response.status(), response.into_body());
                 ensure!(status.is_success(), "watch {name}: {status}");
@@ -195,10 +191,6 @@ impl RemovalCheck {
                 Ok(())
             })
             .await
-    }
-
-    fn client(&self) -> ApiClient<'_> {
-        ApiClient { target: &self.target, trust: &self.trust, token: &self.token }
     }
 }
 

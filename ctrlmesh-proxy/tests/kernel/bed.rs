@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-use std::{fs, process, thread};
+use std::{fs, process};
 
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
@@ -18,9 +17,11 @@ use serde::de::DeserializeOwned;
 mod client;
 mod remains;
 mod server;
+mod wait;
 
 pub(crate) use client::{ClientReport, ConnectCounts, Process};
 pub(crate) use server::{Server, echo};
+pub(crate) use wait::{until, until_seen, waits_for_lock};
 
 /// Name of everything that tests make, followed by the process and a number.
 const PREFIX: &str = "ctrlmesh-test-";
@@ -31,9 +32,6 @@ pub(crate) const TARGET: &str = "10.96.0.1:443";
 pub(crate) const TARGET_V6: &str = "[fd00:96::1]:443";
 /// The proxy's port in every namespace.
 pub(crate) const PROXY: u16 = 15_001;
-
-/// How long anything may take before the test gives up; nothing waits that long when it works.
-const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) struct Bed {
     name: String,
@@ -354,39 +352,6 @@ pub(crate) fn counted(interceptor: &Interceptor, outcome: &str) -> u64 {
 /// A tenth of a large count, or all of it where asked for.
 pub(crate) fn count(full: usize) -> usize {
     if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") { full } else { full / 10 }
-}
-
-/// Connects until the client sees what it should.
-pub(crate) fn until_seen(what: &str, connect: impl Fn() -> ClientReport, expected: impl Fn(&ClientReport) -> bool) {
-    let start = Instant::now();
-    loop {
-        let seen = connect();
-        if expected(&seen) {
-            return;
-        }
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}: {seen:?}");
-    }
-}
-
-/// Waits until a process waits for the lock of a folder.
-pub(crate) fn waits_for_lock(pid: u32) {
-    let pid = pid.to_string();
-    until("it waits for the lock", || {
-        let locks = fs::read_to_string("/proc/locks").unwrap();
-        locks
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>())
-            .any(|lock| lock.contains(&"->") && lock.contains(&"FLOCK") && lock.contains(&pid.as_str()))
-    });
-}
-
-/// Waits for a condition.
-pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
-        thread::yield_now();
-    }
 }
 
 fn split(address: &str) -> (String, String) {

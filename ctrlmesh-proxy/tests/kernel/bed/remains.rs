@@ -7,7 +7,8 @@ use std::{fs, thread};
 
 use ctrlmesh_intercept::cgroup::Hierarchy;
 
-use super::{PATIENCE, PINS, PREFIX};
+use super::wait::PATIENCE;
+use super::{PINS, PREFIX};
 
 /// Removes what earlier runs left that did not end well.
 pub(super) fn sweep() {

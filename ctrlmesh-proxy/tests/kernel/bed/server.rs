@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use super::{Bed, PATIENCE};
+use super::Bed;
+use super::wait::PATIENCE;
 
 /// A thread that serves, until dropped.
 pub(crate) struct Server {
