@@ -63,7 +63,7 @@ pub fn folder() -> PathBuf {
 /// # Errors
 /// Where Helm cannot be built, or refuses the chart, or a file cannot be written.
 pub fn write_manifests() -> Result<()> {
-    ensure!(helm::prepare()? == Readiness::Ready, "without Helm nobody can render the chart");
+    ensure!(helm::prepare(&[tools::HELM_4])? == Readiness::Ready, "without Helm nobody can render the chart");
     for Manifest { path, text } in manifests(&tools::helm(tools::HELM_4))? {
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
         say(&format!("wrote {}", path.strip_prefix(root()).unwrap_or(&path).display()));
@@ -78,9 +78,9 @@ pub fn write_manifests() -> Result<()> {
 /// # Errors
 /// Where Helm refuses the chart, or a template renders nothing.
 pub fn manifests(helm: &Path) -> Result<Vec<Manifest>> {
-    let mut all = Vec::new();
+    let (rendered, mut all) = (rendered(helm)?, Vec::new());
     for name in MANIFESTS {
-        let text = format!("{HEADER}{}", documents(&rendered(helm, name)?, name)?.join("---\n"));
+        let text = format!("{HEADER}{}", documents(&rendered, name)?.join("---\n"));
         all.push(Manifest { path: root().join("deploy").join(name), text });
     }
     for (from, to) in COPIES {
@@ -113,11 +113,10 @@ pub(crate) fn documented(readme: &Path, values: &Path) -> Result<String> {
     values::put(&read(readme)?, &values::table(&read(values)?)?)
 }
 
-/// One template, as Helm prints it.
-fn rendered(helm: &Path, template: &str) -> Result<String> {
+/// All templates, as Helm prints them.
+fn rendered(helm: &Path) -> Result<String> {
     let mut command = Command::new(helm);
     command.args(["template", "ctrlmesh", "--namespace", NAMESPACE]).arg(folder());
-    command.args(["--show-only", &format!("templates/{template}")]);
     for value in SWITCHED_ON {
         command.args(["--set", value]);
     }
@@ -126,16 +125,14 @@ fn rendered(helm: &Path, template: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The documents of a rendered template, without the lines that name it.
+/// The documents of one of the rendered templates, without the lines that name it.
 fn documents(text: &str, template: &str) -> Result<Vec<String>> {
-    let source = format!("---\n# Source: ctrlmesh/templates/{template}\n");
-    let documents: Vec<String> = text.split(&source).map(str::trim).filter(|one| !one.is_empty()).map(ended).collect();
+    let all = text.split("---\n# Source: ctrlmesh/templates/");
+    let its = all.filter_map(|one| one.strip_prefix(template)?.strip_prefix('\n'));
+    let documents: Vec<String> =
+        its.map(str::trim).filter(|one| !one.is_empty()).map(|one| format!("{one}\n")).collect();
     ensure!(!documents.is_empty(), "templates/{template} renders nothing");
     Ok(documents)
-}
-
-fn ended(document: &str) -> String {
-    format!("{document}\n")
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod run;
 mod disk_space;
 
 pub mod kubectl;
+pub mod helm;
 
 pub mod user_cluster;
 

@@ -142,15 +142,12 @@ fn make_all(options: &Options, platforms: &[Platform], source: Source, scratch: 
         Some(folder) => folder.canonicalize().with_context(|| format!("find {}", folder.display()))?,
         None => fetch(platforms, &scratch.join("debian"))?,
     };
-    let mut made = None;
-    tools::put(out, |staged| {
+    let made = tools::put(out, |staged| {
         let all = make(options, platforms, source, &debian, scratch, staged)?;
         ensure!(Source::of_checkout()? == all.source, "the checkout was changed while it was built");
         archive::write_sums(staged, &all.source)?;
-        made = Some(all);
-        Ok(())
+        Ok(all)
     })?;
-    let made = made.context("what was made")?;
     if options.verify {
         again::compare(&made.source, platforms, &debian, &options.builder, scratch, out)?;
     }

@@ -228,7 +228,7 @@ impl Task {
                 seconds(300),
                 operators::build_elastic_operator,
             ),
-            Self::Helm => helm::prepare().map(drop),
+            Self::Helm => helm::prepare(&tools::HELMS).map(drop),
             Self::Crane => step("build crane, a registry for tests, once per machine", seconds(30), build_crane),
         }
     }

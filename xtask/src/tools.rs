@@ -49,6 +49,9 @@ pub const ECK: &str = "v3.5.0";
 pub const HELM_3: &str = "v3.22.0";
 pub const HELM_4: &str = "v4.3.2";
 
+/// Both, the older first.
+pub const HELMS: [&str; 2] = [HELM_3, HELM_4];
+
 /// The release of crane, as `xtask/crane/go.mod` names it.
 pub const CRANE: &str = "v0.22.1";
 
@@ -235,14 +238,14 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// Builds into a folder beside `target`, and puts it in place by a rename.
+/// Builds into a folder beside `target`, and puts it in place by a rename; gives what `build` gives.
 ///
 /// # Errors
 /// Where `build` fails, or a folder cannot be made or moved.
-pub fn put(target: &Path, build: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub fn put<T>(target: &Path, build: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let (staged, before) = (staged(target), inode(target));
     fs::create_dir_all(&staged)?;
-    let result = build(&staged).and_then(|()| Ok(replace(&staged, target, before)?));
+    let result = build(&staged).and_then(|built| Ok(replace(&staged, target, before).map(|()| built)?));
     if staged.exists() {
         fs::remove_dir_all(&staged)?;
     }
@@ -348,7 +351,7 @@ mod tests {
     fn a_failed_build_leaves_nothing_and_a_later_one_replaces_it() {
         let folder = env::temp_dir().join(format!("ctrlmesh-xtask-{}", process::id()));
         let target = folder.join("tool");
-        let failed = put(&target, |staged| {
+        let failed: anyhow::Result<()> = put(&target, |staged| {
             fs::write(staged.join("half"), "")?;
             anyhow::bail!("as asked")
         });

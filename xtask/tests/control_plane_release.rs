@@ -10,10 +10,7 @@ use xtask::images::Image;
 use xtask::platform::Platform;
 use xtask::release::{chart, images};
 use xtask::source::Source;
-use xtask::tools;
-
-/// Both versions of Helm.
-const HELMS: [&str; 2] = [tools::HELM_3, tools::HELM_4];
+use xtask::{helm, tools};
 
 /// Our version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -76,12 +73,9 @@ impl Drop for Registry {
 impl Registry {
     /// What this version of Helm prints; it has a home in the registry's folder, and knows no cluster.
     fn helm(&self, release: &str, arguments: &[&str]) -> Result<String> {
-        let mut helm = Command::new(tools::helm(release));
-        for folder in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            helm.env(folder, self.folder.path().join("helm").join(release));
-        }
+        let mut helm = helm::command(release, &self.folder.path().join("helm").join(release), None);
         // Helm says of a package when it was made, in the time of the machine.
-        said(helm.args(arguments).env("KUBECONFIG", "/dev/null").env("TZ", "UTC"))
+        said(helm.args(arguments).env("TZ", "UTC"))
     }
 }
 
@@ -123,7 +117,7 @@ fn the_layout_of_the_chart_is_what_helm_pushes() -> Result<()> {
     let (registry, (_folder, chart)) = (Registry::start()?, packaged("c0ffee")?);
     let address = &registry.address;
     assert_eq!(registry.push(&chart.layout, "ours/ctrlmesh:1")?, chart.digest);
-    for (at, release) in HELMS.into_iter().enumerate() {
+    for (at, release) in tools::HELMS.into_iter().enumerate() {
         let package = chart.package.display().to_string();
         registry.helm(release, &["push", &package, &format!("oci://{address}/helm-{at}"), "--plain-http"])?;
         let name = format!("{address}/helm-{at}/ctrlmesh:{VERSION}");
@@ -140,7 +134,7 @@ fn helm_installs_the_images_of_the_release_by_digest() -> Result<()> {
     registry.push(&chart.layout, &format!("charts/ctrlmesh:{VERSION}"))?;
     let name = format!("oci://{}/charts/ctrlmesh", registry.address);
     let by_digest = format!("{name}@sha256:{}", chart.digest);
-    for release in HELMS {
+    for release in tools::HELMS {
         let shown = registry.helm(release, &["show", "chart", &name, "--version", VERSION, "--plain-http"])?;
         assert!(shown.contains("name: ctrlmesh\n"), "{shown}");
         let text = registry

@@ -18,15 +18,11 @@ const FORMAT: &str = "|{p}|{l}|{r}";
 /// A crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Crate {
-    pub(crate) name: String,
-    pub(crate) version: String,
     /// An SPDX expression; empty where the crate says none.
     pub(crate) licence: String,
     /// A URL; empty where the crate says none.
     pub(crate) repository: String,
-    /// Whether it is of this checkout, and not of crates.io.
-    pub(crate) is_ours: bool,
-    /// SHA-256 of its package, where it is of crates.io.
+    /// SHA-256 of its package; absent where it is of this checkout, and not of crates.io.
     pub(crate) sha256: Option<String>,
 }
 
@@ -80,12 +76,9 @@ impl Crates {
             let (is_ours, sha256) = (package.contains(" (/"), checksums.get(&id).cloned());
             ensure!(is_ours != sha256.is_some(), "{name} {} is neither ours nor of crates.io", id.1);
             let one = Crate {
-                name: name.to_owned(),
-                version: id.1.clone(),
                 // As crates wrote it before they used SPDX.
                 licence: licence.replace('/', " OR "),
                 repository: repository.to_owned(),
-                is_ours,
                 sha256,
             };
             crates.all.insert(id.clone(), one);
@@ -123,7 +116,7 @@ mod tests {
         assert_eq!(crates.root, a);
         assert_eq!(crates.links[&a], BTreeSet::from([b.clone(), c.clone()]));
         assert_eq!(crates.links[&c], BTreeSet::from([b.clone()]));
-        assert!(crates.all[&a].is_ours && crates.all[&a].sha256.is_none());
+        assert!(crates.all[&a].sha256.is_none());
         assert_eq!(crates.all[&b].sha256.as_deref(), Some("12"));
         assert_eq!(
             (crates.all[&c].licence.as_str(), crates.all[&c].repository.as_str()),
@@ -141,7 +134,7 @@ mod tests {
     fn every_crate_that_is_linked_says_its_licence() {
         let target = Platform::of_machine().unwrap().target();
         let crates = Crates::of("Cargo.toml", "xtask", target).unwrap();
-        let names: Vec<&str> = crates.all.values().map(|one| one.name.as_str()).collect();
+        let names: Vec<&str> = crates.all.keys().map(|(name, _)| name.as_str()).collect();
         assert!(names.contains(&"clap") && names.contains(&"anyhow"), "{names:?}");
         for not_linked in ["clap_derive", "syn", "tempfile"] {
             assert!(!names.contains(&not_linked), "{not_linked} runs in the compiler or in tests only");

@@ -31,13 +31,12 @@ pub(crate) struct Facts<'a> {
 /// The statement.
 pub(crate) fn statement(facts: &Facts<'_>) -> Value {
     let Facts { version, source, builder, subjects, platforms, locks, packages, tools } = facts;
-    let subject = |(name, sha256): &(String, String)| json!({"name": name, "digest": {"sha256": sha256}});
-    let subjects: Vec<Value> = subjects.iter().map(subject).collect();
+    let digested = |(name, sha256): &(String, String)| json!({"name": name, "digest": {"sha256": sha256}});
+    let subjects: Vec<Value> = subjects.iter().map(digested).collect();
     let commit = json!({"name": "ctrlmesh", "digest": {"gitCommit": source.commit}});
-    let lock = |(name, sha256): &(String, String)| json!({"name": name, "digest": {"sha256": sha256}});
     let package = |package: &Package| json!({"uri": package.purl(), "digest": {"sha256": package.sha256}});
     let mut materials = vec![commit];
-    materials.extend(locks.iter().map(lock));
+    materials.extend(locks.iter().map(digested));
     materials.extend(packages.iter().map(package));
     let tools: serde_json::Map<String, Value> =
         tools.iter().map(|(name, said)| ((*name).to_owned(), json!(said))).collect();

@@ -1,6 +1,6 @@
 //! Writes what an image is made of, as a bill of materials in the format of `CycloneDX`. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ pub(crate) fn document(contents: &Contents<'_>) -> Value {
 fn components(contents: &Contents<'_>) -> Vec<Value> {
     let mut components = BTreeMap::new();
     for crates in [Some(contents.crates), contents.kernel].into_iter().flatten() {
-        components.extend(crates.all.values().map(|one| (reference(&id(one)), component(one))));
+        components.extend(crates.all.iter().map(|(id, one)| (reference(id), component(id, one))));
         set(&mut components, &crates.root, "type", json!("application"));
     }
     set(&mut components, &contents.crates.root, "hashes", hashes(contents.program));
@@ -98,13 +98,13 @@ fn set(components: &mut BTreeMap<String, Value>, id: &Id, field: &str, value: Va
     }
 }
 
-fn component(one: &Crate) -> Value {
-    let reference = reference(&id(one));
+fn component(id: &Id, one: &Crate) -> Value {
+    let ((name, version), reference) = (id, reference(id));
     let mut component = json!({
         "type": "library",
         "bom-ref": reference,
-        "name": one.name,
-        "version": one.version,
+        "name": name,
+        "version": version,
         "purl": reference,
     });
     if !one.licence.is_empty() {
@@ -120,7 +120,7 @@ fn component(one: &Crate) -> Value {
 }
 
 fn dependencies(contents: &Contents<'_>, image: &str) -> Vec<Value> {
-    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let program = reference(&contents.crates.root);
     let packages = contents.packages.iter().map(Package::purl);
     all.entry(image.to_owned()).or_default().extend([program.clone()].into_iter().chain(packages));
@@ -130,18 +130,9 @@ fn dependencies(contents: &Contents<'_>, image: &str) -> Vec<Value> {
         }
     }
     let more = all.entry(program).or_default();
-    more.push(standard_library(contents.rust));
+    more.insert(standard_library(contents.rust));
     more.extend(contents.kernel.map(|kernel| reference(&kernel.root)));
-    let one = |(from, mut to): (String, Vec<String>)| {
-        to.sort();
-        to.dedup();
-        json!({"ref": from, "dependsOn": to})
-    };
-    all.into_iter().map(one).collect()
-}
-
-fn id(one: &Crate) -> Id {
-    (one.name.clone(), one.version.clone())
+    all.into_iter().map(|(from, to)| json!({"ref": from, "dependsOn": to})).collect()
 }
 
 /// The crate's name among all packages of the world. Ours are not of crates.io, where others may take their names.
@@ -166,23 +157,17 @@ fn identifier(digest: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     fn crates(root: &str, linked: &[(&str, Option<&str>)]) -> Crates {
-        let one = |name: &str, sha256: Option<&str>| Crate {
-            name: name.to_owned(),
-            version: "1.0.0".to_owned(),
-            licence: "MIT".to_owned(),
-            repository: String::new(),
-            is_ours: sha256.is_none(),
-            sha256: sha256.map(str::to_owned),
+        let id = |name: &str| (name.to_owned(), "1.0.0".to_owned());
+        let one = |name: &str, sha256: Option<&str>| {
+            let sha256 = sha256.map(str::to_owned);
+            (id(name), Crate { licence: "MIT".to_owned(), repository: String::new(), sha256 })
         };
-        let all = linked.iter().map(|(name, sha256)| one(name, *sha256)).chain([one(root, None)]);
-        let root = (root.to_owned(), "1.0.0".to_owned());
-        let to: BTreeSet<Id> = linked.iter().map(|(name, _)| ((*name).to_owned(), "1.0.0".to_owned())).collect();
-        Crates { links: BTreeMap::from([(root.clone(), to)]), root, all: all.map(|one| (id(&one), one)).collect() }
+        let all = linked.iter().map(|(name, sha256)| one(name, *sha256)).chain([one(root, None)]).collect();
+        let to: BTreeSet<Id> = linked.iter().map(|(name, _)| id(name)).collect();
+        Crates { links: BTreeMap::from([(id(root), to)]), root: id(root), all }
     }
 
     fn made() -> Value {

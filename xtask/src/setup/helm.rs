@@ -38,12 +38,12 @@ pub(crate) fn lacking() -> impl Iterator<Item = Helm> {
     ALL.into_iter().filter(|helm| !helm.program().is_file())
 }
 
-/// Sees to it that both are there; builds nothing else, and installs nothing.
+/// Sees to it that the `wanted` ones are there; builds nothing else, and installs nothing.
 ///
 /// # Errors
 /// Where one cannot be built.
-pub fn prepare() -> Result<Readiness> {
-    for helm in lacking() {
+pub fn prepare(wanted: &[&str]) -> Result<Readiness> {
+    for helm in lacking().filter(|helm| wanted.contains(&helm.release)) {
         if let Some(problem) = missing_go() {
             say(&format!("helm is built here: {problem}"));
             return Ok(Readiness::NotReady);

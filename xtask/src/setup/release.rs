@@ -42,7 +42,7 @@ pub(crate) fn for_release(platforms: &[Platform]) -> Result<Readiness> {
     for platform in platforms {
         add_target(*platform)?;
     }
-    helm::prepare()
+    helm::prepare(&[tools::HELM_4])
 }
 
 fn needs(platforms: &[Platform]) -> Vec<Need> {

@@ -4,8 +4,9 @@ use std::sync::LazyLock;
 
 use anyhow::{Result, ensure};
 use ctrlmesh_testbed::{ControlPlane, Options};
+use xtask::tools::HELMS;
 
-use crate::helm::{self, Helm, NAMESPACE, RELEASES, all_values};
+use crate::helm::{self, Helm, NAMESPACE, all_values};
 
 /// With the namespace, and the kinds of the Prometheus operator.
 static PLANE: LazyLock<ControlPlane> =
@@ -36,7 +37,7 @@ pub(crate) fn accepted_by(plane: &ControlPlane, helm: &Helm, values: &[&str]) ->
 
 #[test]
 fn the_api_server_takes_the_chart_by_default() {
-    for release in RELEASES {
+    for release in HELMS {
         let rendered = accepted(&Helm::of(release, &PLANE), &[]).unwrap();
         assert_eq!(rendered.matches("\n    helm.sh/resource-policy: keep\n").count(), 4, "the definitions stay");
         assert!(!rendered.contains("kind: PodMonitor") && !rendered.contains("kind: Namespace\n"));
@@ -46,7 +47,7 @@ fn the_api_server_takes_the_chart_by_default() {
 #[test]
 fn the_api_server_takes_every_value() {
     let values = all_values().display().to_string();
-    for release in RELEASES {
+    for release in HELMS {
         let rendered = accepted(&Helm::of(release, &PLANE), &["--values", &values]).unwrap();
         let proxy = "registry.example.com:5000/team/mesh/proxy@sha256:1234";
         assert_eq!(rendered.matches(proxy).count(), 2, "sidecars have the image of the nodes");
@@ -81,7 +82,7 @@ fn the_api_server_takes_every_value() {
 
 #[test]
 fn the_manager_may_be_let_write_further_labels() {
-    let helm = Helm::of(RELEASES[1], &PLANE);
+    let helm = Helm::of(HELMS[1], &PLANE);
     let keys = "manager.accountPolicies.labelKeys={example.com/slot,example.com/namespace}";
     let rendered = accepted(&helm, &["--set", keys]).unwrap();
     assert!(rendered.contains(", 'example.com/slot', 'example.com/namespace']"), "{rendered}");
@@ -100,7 +101,7 @@ fn each_part_can_be_switched_off() {
         ("node.dropBypass=false", "--drop-bypass"),
         ("manager.rollouts=false", "name: ctrlmesh-manager-rollouts"),
     ];
-    let helm = Helm::of(RELEASES[1], &PLANE);
+    let helm = Helm::of(HELMS[1], &PLANE);
     let whole = helm.template(&[]).unwrap();
     for (switch, text) in switches {
         let without = accepted(&helm, &["--set", switch]).unwrap();

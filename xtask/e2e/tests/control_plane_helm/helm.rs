@@ -1,20 +1,17 @@
 //! Runs Helm and kubectl on a control plane.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
+use std::process::Output;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::ControlPlane;
 use serde_json::Value;
-use xtask::{chart, kubectl, tools};
+use xtask::{chart, helm, kubectl, tools};
 
 /// The namespace that the chart is for, and the name of its release.
 pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
 pub(crate) const RELEASE: &str = "ctrlmesh";
-
-/// Both versions, the older first.
-pub(crate) const RELEASES: [&str; 2] = [tools::HELM_3, tools::HELM_4];
 
 /// Every value, other than by default.
 pub(crate) fn all_values() -> PathBuf {
@@ -44,12 +41,7 @@ impl Helm {
 
     /// What it says, with its exit status.
     pub(crate) fn output(&self, arguments: &[&str]) -> Result<Output> {
-        let mut command = Command::new(self.program());
-        for folder in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            command.env(folder, self.home.path());
-        }
-        // Without one, it must not find that of whoever runs the tests.
-        command.env("KUBECONFIG", self.kubeconfig.as_deref().unwrap_or(Path::new("/dev/null")));
+        let mut command = helm::command(self.release, self.home.path(), self.kubeconfig.as_deref());
         command.args(arguments).output().with_context(|| format!("start {}", self.program().display()))
     }
 

@@ -163,7 +163,7 @@ fn what_kubectl_installed_is_taken_over_on_request() {
         bed.helm(&["uninstall", RELEASE])?;
         until("only the namespace to be left", || Ok((bed.ours()? == [format!("namespace/{NAMESPACE}")]).then_some(())))
     };
-    for release in helm::RELEASES {
+    for release in tools::HELMS {
         take_over(release).unwrap();
     }
 }

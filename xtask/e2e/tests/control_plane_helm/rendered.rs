@@ -6,8 +6,9 @@ use std::fs;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use xtask::chart;
+use xtask::tools::HELMS;
 
-use crate::helm::{Helm, NAMESPACE, RELEASE, RELEASES, all_values};
+use crate::helm::{Helm, NAMESPACE, RELEASE, all_values};
 
 /// The documents of a text without empty lines at their ends, in any order: versions of Helm differ in both.
 fn documents(text: &str) -> BTreeSet<String> {
@@ -18,7 +19,7 @@ fn documents(text: &str) -> BTreeSet<String> {
 fn lint_finds_nothing_with_default_and_with_all_values() {
     let folder = chart::folder().display().to_string();
     let values = all_values().display().to_string();
-    for release in RELEASES {
+    for release in HELMS {
         for more in [&[][..], &["--values", &values]] {
             let lint = ["lint", "--strict", &folder, "--namespace", NAMESPACE];
             Helm::alone(release).run(&[&lint[..], more].concat()).unwrap();
@@ -28,7 +29,7 @@ fn lint_finds_nothing_with_default_and_with_all_values() {
 
 #[test]
 fn the_manifests_in_deploy_are_the_rendered_chart() {
-    for release in RELEASES {
+    for release in HELMS {
         let manifests = chart::manifests(&Helm::alone(release).program()).unwrap();
         assert!(manifests.len() > 10, "{}", manifests.len());
         for manifest in manifests {
@@ -43,7 +44,7 @@ fn the_manifests_in_deploy_are_the_rendered_chart() {
 #[test]
 fn another_namespace_is_refused_with_a_reason() {
     let folder = chart::folder().display().to_string();
-    for release in RELEASES {
+    for release in HELMS {
         let said = Helm::alone(release).refusal(&["template", RELEASE, &folder, "--namespace", "other"]).unwrap();
         assert!(said.contains("in namespace ctrlmesh-system only, and not in other"), "{said}");
     }
@@ -67,7 +68,7 @@ fn wrong_values_are_refused_by_the_name_of_their_field() {
         ("test.namespace=kube-system", "/test/namespace"),
     ];
     let folder = chart::folder().display().to_string();
-    for release in RELEASES {
+    for release in HELMS {
         let helm = Helm::alone(release);
         for (value, field) in wrong {
             let arguments = ["template", RELEASE, &folder, "--namespace", NAMESPACE, "--set", value];

@@ -3,10 +3,10 @@
 use anyhow::Result;
 use ctrlmesh_testbed::{Options, is_full, skipped};
 use xtask::setup::versions::api_server;
-use xtask::tools;
+use xtask::tools::{self, HELMS};
 
 use crate::accepted::{accepted_by, prepared};
-use crate::helm::{Helm, RELEASES, all_values, ask};
+use crate::helm::{Helm, all_values, ask};
 
 #[test]
 fn other_releases_of_kubernetes_take_the_chart() -> Result<()> {
@@ -20,7 +20,7 @@ fn other_releases_of_kubernetes_take_the_chart() -> Result<()> {
         let plane = prepared(&Options { api_server: Some(api_server(release)?), ..Options::default() })?;
         let version = ask(&plane, &["get", "--raw", "/version"], "")?;
         assert!(version.contains(&format!("\"{release}\"")), "{version}");
-        for helm in RELEASES {
+        for helm in HELMS {
             let helm = Helm::of(helm, &plane);
             accepted_by(&plane, &helm, &[])?;
             accepted_by(&plane, &helm, &["--values", &values])?;

@@ -84,6 +84,13 @@ pub(crate) fn address(cluster: &Cluster) -> Result<String> {
     kubectl(cluster, &["get", "nodes", "--output", path])
 }
 
+/// The pins of our programs on the node.
+pub(crate) fn pins(cluster: &Cluster) -> Result<String> {
+    let node = cluster.node().context("a node")?;
+    let output = node.command("find")?.args(["/sys/fs/bpf/ctrlmesh", "-type", "f"]).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Waits until manager and node proxies are ready.
 pub(crate) fn ready(cluster: &Cluster) -> Result<()> {
     for what in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {

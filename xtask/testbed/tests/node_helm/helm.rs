@@ -1,10 +1,8 @@
 //! Runs a version of Helm on a cluster, with the chart of the checkout.
 
-use std::process::Command;
-
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Cluster;
-use xtask::{chart, tools};
+use xtask::{chart, helm};
 
 use crate::mesh::NAMESPACE;
 
@@ -28,11 +26,7 @@ impl<'a> Helm<'a> {
 
     /// A command on the release, such as `upgrade`; what Helm prints.
     pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> Result<String> {
-        let mut helm = Command::new(tools::helm(self.release));
-        for folder in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            helm.env(folder, self.home.path());
-        }
-        helm.env("KUBECONFIG", self.cluster.kubeconfig());
+        let mut helm = helm::command(self.release, self.home.path(), Some(self.cluster.kubeconfig()));
         helm.args([command, RELEASE, "--namespace", NAMESPACE, WITHIN]).args(arguments);
         let output = helm.output().context("start helm")?;
         let said = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat();

@@ -1,16 +1,9 @@
 //! Looks for what is left of ctrlmesh in a cluster and on its node.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use ctrlmesh_testbed::Cluster;
 
 use crate::mesh::{NAMESPACE, json, kubectl, until};
-
-/// The pins of our programs on the node.
-pub(crate) fn pins(cluster: &Cluster) -> Result<String> {
-    let node = cluster.node().context("a node")?;
-    let output = node.command("find")?.args(["/sys/fs/bpf/ctrlmesh", "-type", "f"]).output()?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
 
 /// Waits until nothing is left but the definitions.
 pub(crate) fn nothing_is_left(cluster: &Cluster) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, OperatorSpec, PLAIN, goes_on};
 use crate::mesh::past::Past;
 use crate::mesh::{self, NAMESPACE, kubectl};
-use crate::removal::{nothing_is_left, pins};
+use crate::removal::nothing_is_left;
 
 /// Values of all kinds, which change pods of managers and node proxies, rights, webhooks and who reaches the managers.
 const CHANGED: &str = "\
@@ -158,10 +158,10 @@ fn leave_and_remove(helm: &Helm<'_>, space: Space<'_>) -> Result<()> {
     kubectl(cluster, &["delete", "shardingconfigs", "--all", "--all-namespaces"])?;
     knocks(space, Some(outside))?;
     let before = knocked(space)?;
-    ensure!(!pins(cluster)?.is_empty(), "nothing is pinned while a pod is served");
+    ensure!(!mesh::pins(cluster)?.is_empty(), "nothing is pinned while a pod is served");
     helm.run("uninstall", &["--wait"])?;
     // While the namespace is there, only the DaemonSet says it.
-    mesh::until("the pins to go", || Ok(pins(cluster)?.is_empty().then_some(())))?;
+    mesh::until("the pins to go", || Ok(mesh::pins(cluster)?.is_empty().then_some(())))?;
     kubectl(cluster, &["delete", "namespace", NAMESPACE, "--timeout=300s"])?;
     nothing_is_left(cluster)?;
     goes_on(space, "after-the-removal")?;

@@ -21,12 +21,6 @@ fn nothing_passed(space: Space<'_>) -> Result<()> {
     operator::all_came_from(space, &[mesh::address(space.cluster())?]).map(drop)
 }
 
-/// The pins of our programs on the node.
-fn pins(node: &Node) -> Result<String> {
-    let output = node.command("find")?.args(["/sys/fs/bpf/ctrlmesh", "-type", "f"]).output()?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 /// A pattern for a pod's UID, as its cgroup is called under either driver.
 fn within(uid: &str) -> String {
     uid.replace('-', "[-_]")
@@ -276,13 +270,13 @@ fn after_removal_operators_work_directly_and_nothing_is_left() -> Result<()> {
 fn remove(space: Space<'_>) -> Result<()> {
     let cluster = space.cluster();
     let node = cluster.node().context("a node")?;
-    ensure!(!pins(node)?.is_empty(), "nothing is pinned while a pod is served");
+    ensure!(!mesh::pins(cluster)?.is_empty(), "nothing is pinned while a pod is served");
     ensure!(listens(space, node)?, "nobody listens while a pod is served");
     let deploy = mesh::checkout("deploy").display().to_string();
     // About ten seconds, but where the API server's finalizer of definitions meets a conflict, it looks again only
     // when its informer resyncs: five minutes (`crd_finalizer.go`, `sync`; `apiserver.go`, kubernetes#138085).
     kubectl(cluster, &["delete", "--kustomize", &deploy, "--timeout=400s"])?;
-    until("the pins to go", || Ok(pins(node)?.is_empty().then_some(())))?;
+    until("the pins to go", || Ok(mesh::pins(cluster)?.is_empty().then_some(())))?;
     until("the listeners to go", || Ok((!listens(space, node)?).then_some(())))?;
     // Also those that the manager has made.
     let asked = "mutatingadmissionpolicies,mutatingadmissionpolicybindings,mutatingwebhookconfigurations,\
