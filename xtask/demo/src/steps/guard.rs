@@ -154,8 +154,8 @@ impl<'a> Wild<'a> {
     fn mended(&self) -> Result<String> {
         let (environment, clock) = (self.environment, Instant::now());
         environment.api.merge(&self.website, &bug(&Value::Null))?;
-        // What the replica has read of the website may be a moment old. Without the limit it would delete on, also after
-        // every page was there again.
+        // What the replica has read of the website may be a moment old. Without the limit it would delete on, also
+        // after every page was there again.
         self.followed(true)?;
         environment.api.delete(&breaker(environment), &json!({}))?;
         let reference = environment.reference.get().context("there is no reference")?;
