@@ -58,11 +58,11 @@ struct Load<'a> {
 
 impl<'a> Load<'a> {
     fn begin(space: Space<'a>) -> Result<Self> {
-        let past = Past::from_now(space)?;
         operator::deploy(space, PLAIN)?;
         knocks(space, Some(PLAIN))?;
         goes_on(space, "first")?;
-        Ok(Self { space, past, knocked: knocked(space)? })
+        // Only from here on: on a busy node a container may begin before its pod is attached.
+        Ok(Self { space, past: Past::from_now(space)?, knocked: knocked(space)? })
     }
 
     /// Requires that the operator works, was not restarted, and that no connection of it failed or passed the proxy.
