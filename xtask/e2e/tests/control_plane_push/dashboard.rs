@@ -6,6 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_testbed::ControlPlane;
@@ -15,8 +16,9 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time;
 
-use crate::bed::eventually;
+use crate::bed::{PATIENCE, eventually};
 use crate::browser::Browser;
 use crate::commands::{printed, printed_in};
 use crate::full::{OPERATOR, ROOT, TEAMS, parted, proxies};
@@ -115,7 +117,15 @@ async fn until_shown(browser: &mut Browser, client: &Client) {
 }
 
 async fn until_true(browser: &mut Browser, expression: &str) {
-    eventually(expression, async || (browser.evaluate(expression) == true).then_some(())).await;
+    let poll = async {
+        while browser.evaluate(expression) != true {
+            time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    if time::timeout(PATIENCE, poll).await.is_err() {
+        let page = browser.evaluate("document.body.innerText");
+        panic!("waited in vain for {expression}; the page says: {page}");
+    }
 }
 
 /// What has the focus: its tag, and a name of it.

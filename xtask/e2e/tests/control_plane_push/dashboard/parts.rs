@@ -43,7 +43,7 @@ async fn until_hidden(browser: &mut Browser, table: &str) {
     until_true(browser, &format!("!document.querySelector('#{table}').checkVisibility()")).await;
 }
 
-/// Before the operator has a pod, no shard can own anything.
+/// Where no manager decides, no shard owns anything.
 async fn nobody_owns_anything(browser: &mut Browser) {
     until_true(browser, &format!("{UNOWNED} === 32")).await;
     until_true(browser, &format!("{VERDICT}.includes('slots 0-31 belong to nobody')")).await;
@@ -60,12 +60,16 @@ async fn slots_that_nobody_owns_are_shown_until_they_are_owned() {
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();
     world(&client).await;
-    let replica = Replica::start(&cluster, SYSTEM, &[]).await;
-    replica.until_ready().await;
+    // It brings the kinds. A manager that runs gives shards their slots, though they have no pods yet.
+    let mut first = Replica::start(&cluster, SYSTEM, &[]).await;
+    first.until_ready().await;
+    first.program().kill();
     divide(&client, 2, None).await;
     let dashboard = Dashboard::start(&cluster);
     let mut browser = opened(&dashboard).await;
     nobody_owns_anything(&mut browser).await;
+    let replica = Replica::start(&cluster, SYSTEM, &[]).await;
+    replica.until_ready().await;
     let (settings, pods) = enrolled(&cluster, &client, &replica, &folder).await;
     let (_sidecars, clients) = proxies(&client, &settings, &pods).await;
     parted(&clients, |_, _| true).await;
