@@ -41,6 +41,7 @@ mod store;
 mod namespace_info;
 mod stopped_pods;
 mod unenrolled;
+mod unfit_nodes;
 
 pub use namespace_info::NamespaceInfo;
 pub use rules::{CachedBreaker, CachedInjection, CachedRules};
@@ -83,6 +84,8 @@ struct State {
     stopped: StoppedPods,
     /// Handlers. Not part of `synced`: of a class that is not known, its name says enough.
     runtimes: ObjectStore<String>,
+    /// Not part of `synced`: they only explain why a proxy is waited for.
+    unfit_nodes: ObjectStore<()>,
 }
 
 impl Cache {
@@ -124,6 +127,7 @@ impl Cache {
         drain.spawn_until_started(this().follow_served(client.clone()));
         this().watch_scheme(client, drain);
         this().watch_workloads(client, &config, drain);
+        drain.spawn_until_started(this().follow_unfit_nodes(client));
         cache
     }
 
@@ -206,6 +210,7 @@ impl Cache {
             deployment_obstacles: present(deployments.iter().map(|(name, one)| (name, &one.obstacle))),
             progress_deadlines: present(deployments.iter().map(|(name, one)| (name, &one.progress_deadline))),
             runtime_handlers: state.runtimes.current.clone(),
+            unfit_nodes: state.unfit_nodes.current.keys().cloned().collect(),
             served: Arc::clone(&state.served),
             listed: state.listed.synced.then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),

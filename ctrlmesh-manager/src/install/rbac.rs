@@ -74,7 +74,7 @@ const OF_ROLLOUTS: [Rule; 4] = [
     rule("Tell workloads whether the version of a pod is promoted.", "", &["pods/status"], &["patch"]),
 ];
 
-const CLUSTER: [Rule; 23] = [
+const CLUSTER: [Rule; 24] = [
     rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
     rule(
         "Find enrolled pods, label them with their shard, and say which of them a Deployment should remove first.",
@@ -140,6 +140,7 @@ const CLUSTER: [Rule; 23] = [
     rule("Send events.", "events.k8s.io", &["events"], &["create", "patch"]),
     rule("Watch namespaces.", "", &["namespaces"], &["list", "watch"]),
     rule("Watch which kinds there are.", "apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
+    rule("Know which nodes cannot serve pods.", "", &["nodes"], &["list", "watch"]),
     rule("Know which pods have a kernel of their own.", "node.k8s.io", &["runtimeclasses"], &["list", "watch"]),
     Rule {
         names: &[POLICY],

@@ -26,6 +26,7 @@ use crate::status::finding::{Finding, condition, finding, listed, seconds};
 mod fenced;
 mod owned;
 mod plan_index;
+mod programmed;
 mod rollout;
 mod webhook;
 
@@ -143,7 +144,7 @@ pub fn of(
         status.changed_at.clone_from(&config.metadata.resource_version);
     }
     let accepted = accepted(config, &full_name, plan);
-    let programmed = programmed(config, record.or(root_record), &all, inputs);
+    let programmed = programmed::of(config, record.or(root_record), &all, &plan.snapshot.unfit_nodes, inputs);
     let coverage = inputs.coverages.of(if is_root { &full_name } else { root.as_deref().unwrap_or_default() });
     let degraded = degraded(&full_name, record, &all, plan, inputs, coverage);
     let settled = config.spec.root.as_ref().map(|rule| ("Settled", settled(rule, record)));
@@ -253,42 +254,6 @@ fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Finding {
         [] => finding(true, "Valid", "it is valid and complete"),
         _ => finding(false, "Invalid", problems.join("; ")),
     }
-}
-
-fn programmed(
-    config: &ShardingConfig,
-    record: Option<&Record>,
-    pods: &[(&Member, &CompiledPolicy)],
-    inputs: StatusInputs<'_>,
-) -> Finding {
-    let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.terminating).collect();
-    let Some(record) = record else {
-        return finding(false, "Pending", "no proxy gets a new policy");
-    };
-    // A new leader has not heard from proxies that acknowledged long ago.
-    let before = inputs.new_leader && was_programmed(config, record);
-    let acknowledged = staying.iter().filter(|(member, policy)| {
-        let contact = inputs.contacts.get(&member.name);
-        record.written && contact.map_or(before, |contact| contact.acknowledged(policy))
-    });
-    let (acknowledged, all, epoch) = (acknowledged.count(), staying.len(), record.epoch);
-    match (acknowledged, all) {
-        (_, 0) => finding(false, "NoPods", "no pod is enrolled"),
-        (some, all) if some == all => {
-            let message = format!("every proxy, {all} of {all}, has acknowledged epoch {epoch}");
-            finding(true, "Acknowledged", message)
-        }
-        _ => {
-            let message = format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
-            finding(false, "Waiting", message)
-        }
-    }
-}
-
-fn was_programmed(config: &ShardingConfig, record: &Record) -> bool {
-    let Some(status) = &config.status else { return false };
-    let holds = |one: &Condition| one.type_ == "Programmed" && one.status == "True";
-    status.epoch == i64::try_from(record.epoch).ok() && status.conditions.iter().any(holds)
 }
 
 fn degraded(

@@ -43,6 +43,8 @@ pub struct Snapshot {
     pub update_revisions: BTreeMap<String, String>,
     /// By the name of the `RuntimeClass`.
     pub runtime_handlers: BTreeMap<String, String>,
+    /// Whose kernel does not let their proxy redirect connections, as that has said.
+    pub unfit_nodes: BTreeSet<String>,
     pub served: Arc<ServedResources>,
     /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
     pub listed: Option<String>,

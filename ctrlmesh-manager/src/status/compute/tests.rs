@@ -359,10 +359,9 @@ fn pods_that_have_ended_are_not_listed() {
     assert_eq!(found.conditions[1].message, "0 of 1 proxies have acknowledged epoch 1");
 }
 
-/// The reasons that a function of `compute.rs` can give, in order.
-fn reasons(function: &str) -> Vec<String> {
-    let source = include_str!("../compute.rs");
-    let (_, body) = source.split_once(&format!("\nfn {function}(")).unwrap();
+/// The reasons that a function of a file can give, in order.
+fn reasons(source: &str, function: &str) -> Vec<String> {
+    let (_, body) = source.split_once(&format!("fn {function}(")).unwrap();
     let (body, _) = body.split_once("\n}\n").unwrap();
     let given = Regex::new(r#"finding\(\s*(?:true|false),\s*"(\w+)""#).unwrap();
     assert_eq!(given.find_iter(body).count(), body.matches("finding(").count(), "{function}");
@@ -374,11 +373,15 @@ fn the_docs_list_every_reason_in_the_order_of_precedence() {
     let docs = include_str!("../../../../docs/sharding-config.md");
     let row = Regex::new(r"(?m)^\| `(\w+)` \| (?:True|False) \| `(\w+)` \|").unwrap();
     let rows: Vec<_> = row.captures_iter(docs).map(|row| row.extract::<2>().1).collect();
-    let all: [(&str, &[&str]); 3] =
-        [("Accepted", &["accepted"]), ("Programmed", &["programmed"]), ("Degraded", &["degraded", "unlabelled"])];
-    for (condition, functions) in all {
+    let (compute, programmed) = (include_str!("../compute.rs"), include_str!("programmed.rs"));
+    let all: [(&str, &str, &[&str]); 3] = [
+        ("Accepted", compute, &["accepted"]),
+        ("Programmed", programmed, &["of"]),
+        ("Degraded", compute, &["degraded", "unlabelled"]),
+    ];
+    for (condition, source, functions) in all {
         let listed = rows.iter().filter(|row| row[0] == condition).map(|row| row[1].to_owned());
-        let given: Vec<String> = functions.iter().flat_map(|function| reasons(function)).collect();
+        let given: Vec<String> = functions.iter().flat_map(|function| reasons(source, function)).collect();
         assert_eq!(listed.collect::<Vec<_>>(), given, "{condition}");
     }
 }

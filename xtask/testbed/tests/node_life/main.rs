@@ -2,6 +2,7 @@
 
 mod life;
 mod starts;
+mod unfit;
 mod upgrade;
 #[path = "../mesh/mod.rs"]
 mod mesh;

@@ -22,12 +22,12 @@ fn rounds() -> usize {
 }
 
 /// Their names.
-fn names(pods: &[Value]) -> BTreeSet<String> {
+pub(crate) fn names(pods: &[Value]) -> BTreeSet<String> {
     pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).map(str::to_owned).collect()
 }
 
 /// Has all of the operator's pods made anew at once; returns those that go.
-fn begin(space: Space<'_>) -> Result<BTreeSet<String>> {
+pub(crate) fn begin(space: Space<'_>) -> Result<BTreeSet<String>> {
     let before = operator::pods(space)?;
     space.kubectl(&["delete", "pod", "--selector=app=operator", "--wait=false"])?;
     Ok(names(&before))
@@ -64,15 +64,25 @@ fn kill(cluster: &Cluster) -> Result<()> {
     life::kill(cluster.node().context("a node")?, "ctrlmesh-proxy")
 }
 
-/// Pods are there before any proxy of the node: they dial the API server itself, and do not believe it, until one
-/// comes.
-fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
-    let cluster = space.cluster();
+/// Takes the proxy from the node.
+pub(crate) fn without_proxies(cluster: &Cluster) -> Result<()> {
     mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": "yes"}}}))?;
     told_to_end(cluster)?;
     // It would serve on until another one comes.
     kill(cluster)?;
-    until("the proxy to be gone", || Ok(mesh::proxies(cluster)?.is_empty().then_some(())))?;
+    until("the proxy to be gone", || Ok(mesh::proxies(cluster)?.is_empty().then_some(())))
+}
+
+/// Gives it back.
+pub(crate) fn with_proxies(cluster: &Cluster) -> Result<()> {
+    mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": null}}}))
+}
+
+/// Pods are there before any proxy of the node: they dial the API server itself, and do not believe it, until one
+/// comes.
+fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
+    let cluster = space.cluster();
+    without_proxies(cluster)?;
     let past = Past::from_now(space)?;
     let before = begin(space)?;
     let pods = until("pods that nobody serves", || {
@@ -82,7 +92,7 @@ fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
     })?;
     // As it would be seen of those who dial past a proxy that is there.
     past.everybody(&pods)?;
-    mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": null}}}))?;
+    with_proxies(cluster)?;
     begun(space, &before)
 }
 
