@@ -186,7 +186,7 @@ impl Startup {
         };
         let namespace = &self.args.namespace;
         let leadership = lease::campaign(self.client.clone(), namespace, candidate, &self.drain);
-        let bundle = TrustBundle::new(self.client.clone(), ca_store.clone(), self.cluster_ca);
+        let bundle = TrustBundle::new(self.client.clone(), ca_store.clone(), self.cluster_ca, namespace.clone());
         let published = watch::Sender::new(None);
         let context = Context {
             store: Arc::default(),
@@ -227,9 +227,7 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, write_failur
     let (ca_store, names) = (context.ca_store.clone(), context.args.names());
     drain.spawn_until_started(serving::follow(ca_store, names, presented.clone()));
     let namespaces = context.store.namespaces();
-    // Node proxies run in our own namespace.
-    let own = context.args.namespace.clone();
-    drain.spawn_until_started(context.trust_bundle.clone().follow(leadership, namespaces, own));
+    drain.spawn_until_started(context.trust_bundle.clone().follow(leadership, namespaces));
 }
 
 /// Counts the fences that are not proved. Where the API server has none, nothing can be.

@@ -3,20 +3,22 @@
 //! Pure but for the randomness of keys. The names that an authority may sign for are critical name constraints in its
 //! certificate. They are read back from there, so no second list can disagree.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, SystemTime};
 
-use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose,
-    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, PKCS_ECDSA_P256_SHA256, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SigningKey,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
 use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer as _;
+
+use crate::ca::namespace::Seed;
+
+mod names;
+
+pub use names::Names;
 
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);
 
@@ -31,15 +33,11 @@ fn skew(validity: Duration) -> Duration {
 /// Bytes of a certificate signing request: a key and some dozens of names.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
+/// The unit in the name of an authority that has authorities of namespaces. So its certificate says it.
+const WITH_NAMESPACES: &str = "authorities of namespaces";
+
 /// Common name of leaves; clients check the alternative names only.
 const LEAF_NAME: &str = "ctrlmesh";
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names {
-    /// Exact names. A constraint also permits names below them, which we never sign.
-    pub dns: BTreeSet<String>,
-    pub addresses: BTreeSet<IpAddr>,
-}
 
 #[derive(Clone, Debug)]
 pub struct Authority {
@@ -49,6 +47,7 @@ pub struct Authority {
     names: Names,
     not_before: SystemTime,
     not_after: SystemTime,
+    has_namespaces: bool,
 }
 
 #[derive(Debug)]
@@ -70,6 +69,8 @@ pub enum AuthorityError {
     Name { name: String },
     #[error("use the key of an authority")]
     Key(#[source] rcgen::Error),
+    #[error("derive the authority of a namespace")]
+    Derived,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +82,8 @@ pub enum SignError {
     Malformed(#[source] rcgen::Error),
     #[error("the request asks for a certificate authority")]
     Authority,
+    #[error(transparent)]
+    Derive(#[from] AuthorityError),
     #[error("the request's key is not ECDSA P-256")]
     Key,
     #[error("the request asks for no name")]
@@ -89,103 +92,6 @@ pub enum SignError {
     Outside { name: String },
     #[error("sign the request")]
     Sign(#[source] rcgen::Error),
-}
-
-impl Names {
-    pub fn of<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> Self {
-        let mut these = Self::default();
-        for name in names {
-            match name.as_ref().parse() {
-                Ok(address) => drop(these.addresses.insert(address)),
-                Err(_) => drop(these.dns.insert(name.as_ref().to_ascii_lowercase())),
-            }
-        }
-        these
-    }
-
-    pub fn count(&self) -> usize {
-        self.dns.len() + self.addresses.len()
-    }
-
-    pub fn contains_all(&self, others: &Self) -> bool {
-        self.dns.is_superset(&others.dns) && self.addresses.is_superset(&others.addresses)
-    }
-
-    #[must_use]
-    pub fn union(&self, others: &Self) -> Self {
-        Self { dns: &self.dns | &others.dns, addresses: &self.addresses | &others.addresses }
-    }
-
-    #[must_use]
-    pub fn intersection(&self, others: &Self) -> Self {
-        Self { dns: &self.dns & &others.dns, addresses: &self.addresses & &others.addresses }
-    }
-
-    /// Names that `others` lack, printed.
-    pub fn missing_from(&self, others: &Self) -> String {
-        let dns = self.dns.difference(&others.dns).cloned();
-        let addresses = self.addresses.difference(&others.addresses).map(ToString::to_string);
-        dns.chain(addresses).collect::<Vec<_>>().join(", ")
-    }
-
-    fn permit(&self, name: &SanType) -> bool {
-        match name {
-            SanType::DnsName(name) => self.dns.contains(&name.as_str().to_ascii_lowercase()),
-            SanType::IpAddress(address) => self.addresses.contains(address),
-            _ => false,
-        }
-    }
-
-    fn alternative(&self) -> Result<Vec<SanType>, AuthorityError> {
-        let dns = self.dns.iter().map(|name| Ok(SanType::DnsName(ia5(name)?)));
-        dns.chain(self.addresses.iter().map(|address| Ok(SanType::IpAddress(*address)))).collect()
-    }
-
-    /// Where no address is permitted, all are excluded: a type without constraints is permitted.
-    fn constraints(&self) -> NameConstraints {
-        let one = |address: &IpAddr| {
-            let bits = if address.is_ipv4() { 32 } else { 128 };
-            GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(*address, bits))
-        };
-        let every = |address| GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(address, 0));
-        let dns = self.dns.iter().cloned().map(GeneralSubtree::DnsName);
-        let excluded = if self.addresses.is_empty() {
-            vec![every(Ipv4Addr::UNSPECIFIED.into()), every(Ipv6Addr::UNSPECIFIED.into())]
-        } else {
-            Vec::new()
-        };
-        NameConstraints {
-            permitted_subtrees: dns.chain(self.addresses.iter().map(one)).collect(),
-            excluded_subtrees: excluded,
-        }
-    }
-
-    fn constrained(certificate: &X509Certificate<'_>) -> Option<Self> {
-        let extension = certificate.name_constraints().ok()??;
-        let mut names = Self::default();
-        for subtree in extension.value.permitted_subtrees.iter().flatten() {
-            match &subtree.base {
-                GeneralName::DNSName(name) => drop(names.dns.insert((*name).to_owned())),
-                GeneralName::IPAddress(bytes) => drop(names.addresses.insert(address(bytes)?)),
-                _ => return None,
-            }
-        }
-        extension.critical.then_some(names)
-    }
-}
-
-/// The address of a constraint that permits a single one.
-fn address(constraint: &[u8]) -> Option<IpAddr> {
-    let (address, mask) = constraint.split_at_checked(constraint.len() / 2)?;
-    if mask.iter().any(|byte| *byte != 0xff) {
-        return None;
-    }
-    let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from)).ok()
-}
-
-fn ia5(name: &str) -> Result<Ia5String, AuthorityError> {
-    Ia5String::try_from(name).map_err(|_unfit| AuthorityError::Name { name: name.to_owned() })
 }
 
 impl Authority {
@@ -199,17 +105,32 @@ impl Authority {
         validity: Duration,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
+        Self::generate_as(subject(common_name, None), names, validity, now)
+    }
+
+    /// Creates one with authorities of namespaces, which sign for pods in its place.
+    ///
+    /// # Errors
+    /// Where a certificate cannot carry one of the names.
+    pub fn generate_with_namespaces(
+        common_name: &str,
+        names: &Names,
+        validity: Duration,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
+        Self::generate_as(subject(common_name, Some(WITH_NAMESPACES)), names, validity, now)
+    }
+
+    fn generate_as(
+        subject: DistinguishedName,
+        names: &Names,
+        validity: Duration,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
         names.alternative()?;
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, common_name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.name_constraints = Some(names.constraints());
-        params.not_before = (now - skew(validity)).into();
-        params.not_after = (now + validity).into();
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Key)?;
-        let certificate = params.self_signed(&key).map_err(AuthorityError::Key)?;
-        Self::read(certificate.pem(), key.serialize_pem())
+        let pem = self_signed(subject, names, (now - skew(validity), now + validity), &key)?;
+        Self::read(pem, key.serialize_pem())
     }
 
     /// Reads certificate and key, in PEM.
@@ -218,14 +139,32 @@ impl Authority {
     /// Where they are not of an authority that [`Authority::generate`] made.
     pub fn read(pem: String, key: String) -> Result<Self, AuthorityError> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(AuthorityError::Certificate)?;
-        let (names, (not_before, not_after)) = {
-            let (_, parsed) = X509Certificate::from_der(&certificate).map_err(|_malformed| AuthorityError::Foreign)?;
-            let names = Names::constrained(&parsed).ok_or(AuthorityError::Foreign)?;
-            (names, validity(&parsed))
+        let (names, (not_before, not_after), has_namespaces) = {
+            let parsed = parse(&certificate)?;
+            let mut units = parsed.subject().iter_organizational_unit();
+            let has_namespaces = units.any(|unit| unit.as_str() == Ok(WITH_NAMESPACES));
+            (Names::constrained(&parsed).ok_or(AuthorityError::Foreign)?, validity(&parsed), has_namespaces)
         };
-        let this = Self { certificate, pem, key, names, not_before, not_after };
+        let this = Self { certificate, pem, key, names, not_before, not_after, has_namespaces };
         this.issuer().map_err(AuthorityError::Key)?;
         Ok(this)
+    }
+
+    /// What authorities of namespaces follow from; `None` where there are none, as of an authority that an earlier
+    /// version made. It signs for pods itself.
+    ///
+    /// # Errors
+    /// Where its key is no PEM.
+    pub(super) fn seed(&self) -> Result<Option<Seed>, AuthorityError> {
+        self.has_namespaces.then(|| Seed::of(&self.key)).transpose()
+    }
+
+    /// The one of `namespace` that follows from this one, where there are such.
+    ///
+    /// # Errors
+    /// Where its key cannot sign.
+    pub fn of_namespace(&self, namespace: &str) -> Result<Option<Self>, AuthorityError> {
+        self.seed()?.map(|seed| seed.authority(&self.pem, namespace)).transpose()
     }
 
     pub fn pem(&self) -> &str {
@@ -313,6 +252,51 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params
     }
+}
+
+/// The name of an authority.
+pub fn subject(common_name: &str, unit: Option<&str>) -> DistinguishedName {
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::CommonName, common_name);
+    if let Some(unit) = unit {
+        subject.push(DnType::OrganizationalUnitName, unit);
+    }
+    subject
+}
+
+/// Creates the certificate (PEM) of an authority with this key, which may sign for `names` from and until these times.
+///
+/// # Errors
+/// Where the key cannot sign.
+pub fn self_signed(
+    subject: DistinguishedName,
+    names: &Names,
+    (not_before, not_after): (SystemTime, SystemTime),
+    key: &impl SigningKey,
+) -> Result<String, AuthorityError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = subject;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.name_constraints = Some(names.constraints());
+    params.not_before = not_before.into();
+    params.not_after = not_after.into();
+    Ok(params.self_signed(key).map_err(AuthorityError::Key)?.pem())
+}
+
+/// For which names the authority with this certificate (PEM) may sign, its `notBefore` and its `notAfter`.
+///
+/// # Errors
+/// Where the certificate is not one of ours.
+pub fn claims_of(pem: &str) -> Result<(Names, (SystemTime, SystemTime)), AuthorityError> {
+    let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(AuthorityError::Certificate)?;
+    let parsed = parse(&certificate)?;
+    Ok((Names::constrained(&parsed).ok_or(AuthorityError::Foreign)?, validity(&parsed)))
+}
+
+fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, AuthorityError> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_malformed| AuthorityError::Foreign)?;
+    Ok(parsed)
 }
 
 /// `notBefore` and `notAfter`. `None` where the certificate cannot be read.

@@ -7,13 +7,16 @@
 //! new name, such as another address of the API server, the oldest authority that covers it signs. So programs that
 //! know only older authorities lose nothing.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use k8s_openapi::ByteString;
 use rustls_pki_types::CertificateDer;
 
 use crate::ca::authority::{self, Authority, AuthorityError, Names, SignError};
+use crate::ca::predecessor::Predecessor;
+
+mod stored;
+
+pub use stored::{Data, RotationError};
 
 /// When clients that follow the trust bundle have a new authority. Volumes follow their ConfigMap in two minutes; the
 /// rest is time to restart programs.
@@ -36,14 +39,13 @@ const CLOCK_STEP: Duration = Duration::from_secs(2);
 /// Each is trusted for a day at least, by [`MAX_YOUNG`], and no leaf lives longer.
 const MAX_PREVIOUS: usize = 32;
 
-/// A Secret and a `ConfigMap` hold 1 MiB.
-const MAX_PREVIOUS_BYTES: usize = 256 * 1024;
+/// A `ConfigMap` holds 1 MiB, and each of the mesh's four times: for pods that fail open, too, and with an authority of
+/// its namespace.
+const MAX_PREVIOUS_BYTES: usize = 128 * 1024;
 
 const CERTIFICATE_BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 
 const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
-
-const KEY_END: &str = "-----END PRIVATE KEY-----";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthorityKind {
@@ -60,8 +62,17 @@ pub struct Rotation {
     pub current: Authority,
     /// Trusted, oldest first. They sign only for names that older ones may not, until they become `current`.
     pub next: Vec<Authority>,
-    /// Trusted until they expire. PEM, one certificate each.
-    pub previous: Vec<String>,
+    /// Trusted until they expire, oldest first.
+    pub previous: Vec<Predecessor>,
+}
+
+/// Whose proxy a certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder<'a> {
+    /// A node's. It is believed in all namespaces.
+    Node,
+    /// One inside a pod of this namespace. It is believed there only.
+    Pod { namespace: &'a str },
 }
 
 /// The next change of a rotation.
@@ -75,21 +86,18 @@ pub enum Step {
     Forget,
 }
 
-pub type Data = BTreeMap<String, ByteString>;
-
-#[derive(Debug, thiserror::Error)]
-pub enum RotationError {
-    #[error("{key:?} is missing")]
-    Missing { key: String },
-    #[error("read {key:?}")]
-    Authority { key: String, source: AuthorityError },
-}
-
 impl AuthorityKind {
     pub fn common_name(self) -> &'static str {
         match self {
             Self::Mesh => "ctrlmesh mesh CA",
             Self::Manager => "ctrlmesh manager CA",
+        }
+    }
+
+    fn generate(self, names: &Names, validity: Duration, now: SystemTime) -> Result<Authority, AuthorityError> {
+        match self {
+            Self::Mesh => Authority::generate_with_namespaces(self.common_name(), names, validity, now),
+            Self::Manager => Authority::generate(self.common_name(), names, validity, now),
         }
     }
 
@@ -113,10 +121,11 @@ impl Rotation {
         now: SystemTime,
         previous: Vec<String>,
     ) -> Result<Self, AuthorityError> {
-        let current = Authority::generate(kind.common_name(), names, validity, now)?;
+        let current = kind.generate(names, validity, now)?;
+        let previous = previous.into_iter().map(Predecessor::from).collect();
         let mut begun = Self { current, next: Vec::new(), previous };
         // A bundle begins with those that signed last.
-        begun.previous.sort_by_key(|pem| authority::begin_of(pem.as_bytes()));
+        begun.previous.sort_by_key(|one| authority::begin_of(one.pem().as_bytes()));
         begun.bound_previous();
         Ok(begun)
     }
@@ -134,7 +143,7 @@ impl Rotation {
         if is_due {
             return Some(Step::Prepare);
         }
-        let gone = self.previous.iter().any(|pem| is_expired(pem, now))
+        let gone = self.previous.iter().any(|one| is_expired(one.pem(), now))
             || self.next.iter().any(|next| next.validity().1 <= now);
         gone.then_some(Step::Forget)
     }
@@ -193,20 +202,20 @@ impl Rotation {
                     let union = names.union(next.names());
                     if union.count() <= MAX_RECENT_NAMES { union } else { names }
                 });
-                self.next.push(Authority::generate(kind.common_name(), &names, validity, now)?);
+                self.next.push(kind.generate(&names, validity, now)?);
                 if self.next.len() > MAX_NEXT {
-                    self.previous.push(self.next.remove(0).pem().to_owned());
+                    self.previous.push(Predecessor::of(&self.next.remove(0))?);
                 }
             }
             Step::Promote => {
                 if !self.next.is_empty() {
                     let next = self.next.remove(0);
-                    self.previous.push(self.current.pem().to_owned());
+                    self.previous.push(Predecessor::of(&self.current)?);
                     self.current = next;
                 }
             }
             Step::Forget => {
-                self.previous.retain(|pem| !is_expired(pem, now));
+                self.previous.retain(|one| !is_expired(one.pem(), now));
                 self.next.retain(|next| next.validity().1 > now);
             }
         }
@@ -216,12 +225,12 @@ impl Rotation {
 
     /// Drops the oldest that are only trusted, where there are too many.
     fn bound_previous(&mut self) {
-        let mut bytes: usize = self.previous.iter().map(String::len).sum();
+        let mut bytes: usize = self.previous.iter().map(|one| one.pem().len()).sum();
         let mut count = self.previous.len();
-        let dropped = self.previous.iter().take_while(|pem| {
+        let dropped = self.previous.iter().take_while(|one| {
             let is_beyond = count > MAX_PREVIOUS || bytes > MAX_PREVIOUS_BYTES;
             count -= 1;
-            bytes -= pem.len();
+            bytes -= one.pem().len();
             is_beyond
         });
         let dropped = dropped.count();
@@ -239,13 +248,25 @@ impl Rotation {
     ///
     /// # Errors
     /// Where no authority covers the requested names.
-    pub fn sign(&self, request: &[u8], now: SystemTime) -> Result<Vec<CertificateDer<'static>>, SignError> {
-        let mut signed = self.current.sign(request, now);
+    pub fn sign(
+        &self,
+        holder: Holder<'_>,
+        request: &[u8],
+        now: SystemTime,
+    ) -> Result<Vec<CertificateDer<'static>>, SignError> {
+        let sign = |authority: &Authority| match holder {
+            Holder::Node => authority.sign(request, now),
+            Holder::Pod { namespace } => match authority.of_namespace(namespace)? {
+                Some(own) => own.sign(request, now),
+                None => authority.sign(request, now),
+            },
+        };
+        let mut signed = sign(&self.current);
         for next in &self.next {
             if !matches!(signed, Err(SignError::Outside { .. })) {
                 break;
             }
-            signed = next.sign(request, now);
+            signed = sign(next);
         }
         signed
     }
@@ -269,58 +290,30 @@ impl Rotation {
         [&self.current].into_iter().chain(&self.next)
     }
 
-    /// The trust bundle, in PEM.
+    /// The trust bundle, in PEM, without authorities of namespaces.
     pub fn bundle(&self) -> String {
         let all = self.trusted().map(Authority::pem);
-        all.chain(self.previous.iter().map(String::as_str)).flat_map(|pem| [pem.trim_end(), "\n"]).collect()
+        joined(all.chain(self.previous.iter().map(Predecessor::pem)))
     }
 
+    /// The secret part of what is only trusted, as the Secret has it.
+    pub(super) fn seeds(&self) -> String {
+        self.previous.iter().filter_map(Predecessor::seed_line).collect()
+    }
+
+    /// What pods of `namespace` trust, in PEM.
     ///
     /// # Errors
-    /// Where a key is missing, or its value is not an authority of ours.
-    pub fn read(kind: AuthorityKind, data: &Data) -> Result<Self, RotationError> {
-        let text = |rest: &str| {
-            let bytes = data.get(&kind.key(rest))?;
-            Some(String::from_utf8_lossy(&bytes.0).into_owned())
-        };
-        let authority = |certificate: &str, key: &str| {
-            let key = text(key).ok_or_else(|| RotationError::Missing { key: kind.key(key) })?;
-            let pem = text(certificate).ok_or_else(|| RotationError::Missing { key: kind.key(certificate) })?;
-            Authority::read(pem, key).map_err(|source| RotationError::Authority { key: kind.key(certificate), source })
-        };
-        let pems = |rest: &str, end| text(rest).map(|text| blocks(&text, end)).unwrap_or_default();
-        let next = pems("-next.crt", CERTIFICATE_END);
-        let next_keys = pems("-next.key", KEY_END);
-        if next.len() != next_keys.len() {
-            return Err(RotationError::Missing { key: kind.key("-next.key") });
+    /// Where the authority of the namespace cannot be derived.
+    pub fn bundle_of(&self, namespace: &str) -> Result<String, AuthorityError> {
+        let mut own = Vec::new();
+        for authority in self.trusted() {
+            own.extend(authority.of_namespace(namespace)?);
         }
-        let next = next.into_iter().zip(next_keys).map(|(pem, key)| {
-            let key_of = |source| RotationError::Authority { key: kind.key("-next.crt"), source };
-            Authority::read(pem, key).map_err(key_of)
-        });
-        Ok(Self {
-            current: authority(".crt", ".key")?,
-            next: next.collect::<Result<_, _>>()?,
-            previous: pems("-previous.crt", CERTIFICATE_END),
-        })
-    }
-
-    pub fn write(&self, kind: AuthorityKind, data: &mut Data) {
-        let mut put = |rest: &str, text: Option<&str>| match text {
-            Some(text) => {
-                drop(data.insert(kind.key(rest), ByteString(text.as_bytes().to_vec())));
-            }
-            None => drop(data.remove(&kind.key(rest))),
-        };
-        put(".crt", Some(self.current.pem()));
-        put(".key", Some(self.current.key()));
-        let all = |part: fn(&Authority) -> &str| {
-            self.next.iter().flat_map(|next| [part(next).trim_end(), "\n"]).collect::<String>()
-        };
-        let some = |text: String| (!text.is_empty()).then_some(text);
-        put("-next.crt", some(all(Authority::pem)).as_deref());
-        put("-next.key", some(all(Authority::key)).as_deref());
-        put("-previous.crt", some(self.previous.concat()).as_deref());
+        for one in &self.previous {
+            own.extend(one.of_namespace(namespace)?);
+        }
+        Ok(self.bundle() + &joined(own.iter().map(Authority::pem)))
     }
 }
 
@@ -350,6 +343,10 @@ fn is_distributed(authority: &Authority, now: SystemTime) -> bool {
 
 fn distribution_time(authority: &Authority) -> Duration {
     DISTRIBUTION_TIME.min(lifetime(authority) / 4)
+}
+
+fn joined<'a>(pems: impl Iterator<Item = &'a str>) -> String {
+    pems.flat_map(|pem| [pem.trim_end(), "\n"]).collect()
 }
 
 /// Splits PEM into blocks, each with its `end`.

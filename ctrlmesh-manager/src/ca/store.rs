@@ -112,7 +112,8 @@ impl Authorities {
         self.manager.write(AuthorityKind::Manager, data);
     }
 
-    fn bundles(&self) -> [String; 2] {
+    /// Those of the mesh and of the manager, in PEM.
+    pub(super) fn bundles(&self) -> [String; 2] {
         [self.mesh.bundle(), self.manager.bundle()]
     }
 }
@@ -298,6 +299,7 @@ impl CaStore {
     fn take(&self, authorities: Authorities) {
         self.current.send_if_modified(|current| {
             let differs = current.bundles() != authorities.bundles()
+                || current.mesh.seeds() != authorities.mesh.seeds()
                 || current.mesh.current.pem() != authorities.mesh.current.pem();
             if differs {
                 *current = Arc::new(authorities);

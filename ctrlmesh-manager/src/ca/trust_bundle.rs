@@ -1,7 +1,7 @@
 //! Distributes the trust bundle.
 //!
-//! Pods get it in a ConfigMap of their namespace, which exists before they start. The API server gets it as `caBundle`
-//! of our webhook configurations. The leader keeps both up to date.
+//! Pods get theirs in a ConfigMap of their namespace, which exists before they start. The API server gets it as
+//! `caBundle` of our webhook configurations. The leader keeps both up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -25,17 +25,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::{Semaphore, watch};
+use tokio::task;
 use tokio::time::{self, MissedTickBehavior};
 use tracing::{info, warn};
 
+use crate::ca::authority::AuthorityError;
 use crate::ca::cluster_ca::ClusterCa;
 use crate::ca::store::CaStore;
 use crate::leader::lease::Leadership;
 use crate::telemetry;
 
+mod digests;
 mod published_maps;
 mod recent_writes;
 
+use digests::Digests;
 use published_maps::PublishedMaps;
 use recent_writes::RecentWrites;
 
@@ -49,6 +53,8 @@ const PERIOD: Duration = Duration::from_secs(30);
 pub enum TrustBundleError {
     #[error("write the ConfigMap `{}` in namespace {namespace:?}", root_ca::MESH)]
     Write { namespace: String, source: kube::Error },
+    #[error("derive the authority of namespace {namespace:?}")]
+    Derive { namespace: String, source: AuthorityError },
     #[error("keep the webhook configurations")]
     Webhooks(#[source] kube::Error),
 }
@@ -61,6 +67,9 @@ pub struct TrustBundle {
     client: Client,
     ca_store: Arc<CaStore>,
     cluster: ClusterCa,
+    /// The manager's namespace.
+    own: String,
+    digests: Digests,
     recent_writes: RecentWrites,
     /// Limits writes on behalf of admissions.
     room: Semaphore,
@@ -78,9 +87,11 @@ enum Scope {
 }
 
 impl TrustBundle {
-    pub fn new(client: Client, ca_store: Arc<CaStore>, cluster: ClusterCa) -> Self {
+    /// `own` is the manager's namespace. Proxies there believe the mesh's authority alone when they call each other.
+    pub fn new(client: Client, ca_store: Arc<CaStore>, cluster: ClusterCa, own: String) -> Self {
         let room = Semaphore::new(AT_ONCE);
-        Self { client, ca_store, cluster, recent_writes: RecentWrites::default(), room }
+        let (digests, recent_writes) = (Digests::default(), RecentWrites::default());
+        Self { client, ca_store, cluster, own, digests, recent_writes, room }
     }
 
     /// Ensures that `namespace` has the ConfigMap. Awaited before a pod is admitted there.
@@ -88,33 +99,27 @@ impl TrustBundle {
     /// # Errors
     /// Where it cannot be written; the pod could not start without it.
     pub async fn in_namespace(&self, namespace: &str) -> Result<(), TrustBundleError> {
-        if self.recent_writes.has(namespace, digest(&self.data())) {
+        if self.recent_writes.has(namespace, self.digest(self.common(), namespace)?) {
             return Ok(());
         }
         // The semaphore is never closed.
         let _room = self.room.acquire().await;
         // Another admission may have written it meanwhile, or the bundle may have changed.
-        let data = self.data();
-        if self.recent_writes.has(namespace, digest(&data)) {
+        if self.recent_writes.has(namespace, self.digest(self.common(), namespace)?) {
             return Ok(());
         }
-        self.write(namespace, &data).await
+        self.write(namespace).await
     }
 
-    /// Keeps everything up to date, while this replica leads. `namespaces` have enrolled pods; `own` gets the
-    /// ConfigMap, too.
-    pub async fn follow(
-        self: Arc<Self>,
-        leadership: Leadership,
-        namespaces: watch::Receiver<BTreeSet<String>>,
-        own: String,
-    ) {
+    /// Keeps everything up to date, while this replica leads. `namespaces` have enrolled pods; the manager's own gets
+    /// the ConfigMap, too.
+    pub async fn follow(self: Arc<Self>, leadership: Leadership, namespaces: watch::Receiver<BTreeSet<String>>) {
         let mut election = leadership.clone();
         loop {
             election.acquired().await;
             let mut here = leadership.clone();
             tokio::select! {
-                () = self.keep(&leadership, namespaces.clone(), &own) => return,
+                () = self.keep(&leadership, namespaces.clone()) => return,
                 // Another replica leads now.
                 () = here.lost() => {}
             }
@@ -122,7 +127,7 @@ impl TrustBundle {
     }
 
     /// Watches the `ConfigMaps`: repeated lists would have the API server read every one of the cluster.
-    async fn keep(&self, leadership: &Leadership, mut namespaces: watch::Receiver<BTreeSet<String>>, own: &str) {
+    async fn keep(&self, leadership: &Leadership, mut namespaces: watch::Receiver<BTreeSet<String>>) {
         let maps: Api<ConfigMap> = Api::all(self.client.clone());
         let ours = Config::default().fields(&format!("metadata.name={}", root_ca::MESH));
         let mut events = pin!(watcher(maps, ours).default_backoff());
@@ -155,7 +160,7 @@ impl TrustBundle {
             };
             if maps_there.is_whole() {
                 let mut all = namespaces.borrow_and_update().clone();
-                all.insert(own.to_owned());
+                all.insert(self.own.clone());
                 again = Box::pin(self.check(scope, all, again, &maps_there, leadership)).await;
             }
         }
@@ -197,23 +202,42 @@ impl TrustBundle {
         maps_there: &PublishedMaps,
         leadership: &Leadership,
     ) -> bool {
-        let data = self.data();
-        let digest = digest(&data);
-        let wrong = namespaces.into_iter().filter(|one| maps_there.digest(one) != Some(digest));
-        let (stand, wrong): (BTreeSet<_>, BTreeSet<_>) = wrong.partition(|one| self.recent_writes.has(one, digest));
-        for namespace in wrong {
+        let (mut skipped, common) = (false, self.common());
+        for namespace in namespaces.into_iter().collect::<BTreeSet<_>>() {
             if !leadership.is_held() {
                 break;
             }
             // A namespace that fails, such as one that is being deleted, does not block the others.
-            if let Err(error) = self.write(&namespace, &data).await {
-                warn!(error = telemetry::chain(&error), "certificate authorities not published");
+            match self.repair_one(&namespace, common, maps_there).await {
+                Ok(was_skipped) => skipped |= was_skipped,
+                Err(error) => warn!(error = telemetry::chain(&error), "certificate authorities not published"),
             }
+            // To derive what thousands of namespaces believe takes a while.
+            task::yield_now().await;
         }
-        !stand.is_empty()
+        skipped
     }
 
-    async fn write(&self, namespace: &str, data: &BTreeMap<String, String>) -> Result<(), TrustBundleError> {
+    /// Returns whether it is wrong and was skipped.
+    async fn repair_one(
+        &self,
+        namespace: &str,
+        common: u64,
+        maps_there: &PublishedMaps,
+    ) -> Result<bool, TrustBundleError> {
+        let digest = self.digest(common, namespace)?;
+        if maps_there.digest(namespace) == Some(digest) {
+            return Ok(false);
+        }
+        let was_written = self.recent_writes.has(namespace, digest);
+        if !was_written {
+            self.write(namespace).await?;
+        }
+        Ok(was_written)
+    }
+
+    async fn write(&self, namespace: &str) -> Result<(), TrustBundleError> {
+        let data = self.data(namespace)?;
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
         let map = json!({
             "apiVersion": "v1",
@@ -225,19 +249,36 @@ impl TrustBundle {
         let written = maps.patch(root_ca::MESH, &params, &Patch::Apply(&map)).await;
         written.map_err(|source| TrustBundleError::Write { namespace: namespace.to_owned(), source })?;
         info!(namespace, "certificate authorities published");
-        self.recent_writes.remember(namespace, digest(data));
+        self.recent_writes.remember(namespace, digest(&data));
         Ok(())
     }
 
-    fn data(&self) -> BTreeMap<String, String> {
+    /// What the ConfigMap of `namespace` is to hold.
+    fn data(&self, namespace: &str) -> Result<BTreeMap<String, String>, TrustBundleError> {
         let authorities = self.ca_store.current();
-        let mesh = authorities.mesh.bundle();
+        let mesh = if namespace == self.own {
+            authorities.mesh.bundle()
+        } else {
+            let derive = |source| TrustBundleError::Derive { namespace: namespace.to_owned(), source };
+            authorities.mesh.bundle_of(namespace).map_err(derive)?
+        };
         let both = format!("{mesh}{}", self.cluster.pem());
-        BTreeMap::from([
+        Ok(BTreeMap::from([
             (root_ca::KEY.to_owned(), mesh),
             (root_ca::FAIL_OPEN_KEY.to_owned(), both),
             (root_ca::MANAGER_KEY.to_owned(), authorities.manager.bundle()),
-        ])
+        ]))
+    }
+
+    /// A digest of what the data of all namespaces follow from.
+    fn common(&self) -> u64 {
+        let authorities = self.ca_store.current();
+        let [mesh, manager] = authorities.bundles();
+        wire::digest([mesh, manager, authorities.mesh.seeds(), self.cluster.pem()].concat().as_bytes())
+    }
+
+    fn digest(&self, common: u64, namespace: &str) -> Result<u64, TrustBundleError> {
+        self.digests.of(common, namespace, || Ok(digest(&self.data(namespace)?)))
     }
 
     /// Sets the `caBundle` of our webhook configurations.

@@ -9,6 +9,8 @@ use tonic::{Response, Status};
 use tracing::debug;
 
 use super::PushService;
+use crate::ca::authority::SignError;
+use crate::ca::rotation::Holder;
 use crate::metrics::Refused;
 use crate::push::identity::Identity;
 use crate::push::policy_store::Subject;
@@ -19,13 +21,15 @@ const BECOME_KNOWN: Duration = Duration::from_secs(5);
 
 /// Signs for node proxies, and for pods with a sidecar and a ShardingConfig.
 ///
-/// The owner of a certificate can pose as the API server to an operator, and no other pod needs one.
+/// The owner of a certificate can pose as the API server to an operator, and no other pod needs one. That of a pod is
+/// good in its namespace only.
 pub(super) async fn answer(
     push: &PushService,
     identity: &Identity,
     asked: SignRequest,
 ) -> Result<Response<Signed>, Status> {
-    if identity.account != push.accounts.node {
+    let is_node = identity.account == push.accounts.node;
+    if !is_node {
         let why = match time::timeout(BECOME_KNOWN, served_inside(push, identity)).await {
             Ok(true) => None,
             Ok(false) => Some("this pod has no proxy inside that could need one"),
@@ -40,10 +44,11 @@ pub(super) async fn answer(
         let status = Status::resource_exhausted("too many certificates for one pod");
         return Err(push.refuse(Refused::Csr, identity, status));
     }
-    let signed = push.ca_store.current().mesh.sign(&asked.request, SystemTime::now());
-    let chain = signed.map_err(|error| {
-        let status = Status::invalid_argument(telemetry::chain(&error));
-        push.refuse(Refused::Csr, identity, status)
+    let holder = if is_node { Holder::Node } else { Holder::Pod { namespace: &identity.pod.namespace } };
+    let signed = push.ca_store.current().mesh.sign(holder, &asked.request, SystemTime::now());
+    let chain = signed.map_err(|error| match error {
+        SignError::Derive(_) | SignError::Sign(_) => Status::internal(telemetry::chain(&error)),
+        _ => push.refuse(Refused::Csr, identity, Status::invalid_argument(telemetry::chain(&error))),
     })?;
     push.metrics.signed.inc();
     debug!(pod = %identity.pod, "certificate signed");

@@ -120,7 +120,7 @@ impl Bed {
             drain,
         };
         fs::write(bed.path("manager.crt"), bed.ca_store.current().manager.bundle()).unwrap();
-        fs::write(bed.path("mesh.crt"), bed.ca_store.current().mesh.bundle()).unwrap();
+        fs::write(bed.path("mesh.crt"), bed.ca_store.current().mesh.bundle_of(&bed.namespace).unwrap()).unwrap();
         bed.serve(listener);
         bed
     }

@@ -26,6 +26,7 @@ mod handover;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod names;
+mod namespaces;
 mod observability;
 mod outage;
 mod owned;

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_manager::ca::authority::Names;
 use ctrlmesh_manager::ca::recovery::LeaseWatch;
+use ctrlmesh_manager::ca::rotation::Holder;
 use ctrlmesh_manager::ca::store::{AuthoritySettings, CaStore};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -36,10 +37,10 @@ async fn a_new_address_gets_a_new_ca_and_the_old_one_still_signs() {
     let after = after.await;
     assert_eq!(after.mesh.current.pem(), before.mesh.current.pem());
     let (now, usual) = (SystemTime::now(), ["kubernetes.default.svc", "10.96.0.1"]);
-    let chain = after.mesh.sign(&csr(&usual), now).unwrap();
-    assert_eq!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1], "as it was believed");
-    let chain = after.mesh.sign(&csr(&["kubernetes.default.svc", "192.0.2.7"]), now).unwrap();
-    assert_ne!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1]);
+    let chain = after.mesh.sign(Holder::Node, &csr(&usual), now).unwrap();
+    assert_eq!(chain[1], before.mesh.sign(Holder::Node, &csr(&usual), now).unwrap()[1], "as it was believed");
+    let chain = after.mesh.sign(Holder::Node, &csr(&["kubernetes.default.svc", "192.0.2.7"]), now).unwrap();
+    assert_ne!(chain[1], before.mesh.sign(Holder::Node, &csr(&usual), now).unwrap()[1]);
     let (by, of) = after.manager.serving_authority(&Names::of(["127.0.0.1", "manager.example.com"]), now);
     assert_eq!((by.pem(), of), (before.manager.current.pem(), Names::of(["127.0.0.1"])));
     let events: Api<Event> = Api::namespaced(bed.client.clone(), &bed.namespace);
