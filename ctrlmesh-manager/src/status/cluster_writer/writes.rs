@@ -193,7 +193,8 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
         let says_other = |was: &Condition| was.reason != condition.reason || was.message != condition.message;
         let changed = was.map_or(bad, |was| is_problem(was) != bad || bad && says_other(was));
         let passes = match condition.type_.as_str() {
-            "Programmed" | "Settled" | "WebhookRouted" => bad,
+            "Programmed" => bad && condition.reason != "NodeCannotServe",
+            "Settled" | "WebhookRouted" => bad,
             // Rollouts have events of their own.
             "Progressing" => !bad || condition.reason != "StrategyCannotHold",
             "Analysing" | "Promoted" | "RolledBack" => true,

@@ -39,11 +39,11 @@ pub(super) fn of(
             finding(true, "Acknowledged", message)
         }
         _ => {
-            let message = format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
-            match unserved(staying.iter().map(|(member, _)| *member), unfit_nodes) {
-                Some(unserved) => finding(false, "NodeCannotServe", format!("{message}; {unserved}")),
-                None => finding(false, "Waiting", message),
+            if let Some(unserved) = unserved(staying.iter().map(|(member, _)| *member), unfit_nodes) {
+                return finding(false, "NodeCannotServe", unserved);
             }
+            let message = format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
+            finding(false, "Waiting", message)
         }
     }
 }

@@ -113,6 +113,9 @@ fn events_report_what_got_worse_or_recovered_once() {
     let waiting = with(1, "Programmed=False Waiting");
     assert!(notes(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
     assert_eq!(notes(Some(&waiting), &WELL), ["Normal Acknowledged"]);
+    let unfit = with(1, "Programmed=False NodeCannotServe");
+    assert_eq!(notes(Some(&waiting), &unfit), ["Warning NodeCannotServe"]);
+    assert!(notes(Some(&unfit), &unfit).is_empty());
 }
 
 #[test]
