@@ -7,7 +7,8 @@ use ctrlmesh_common::wire;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predecessor {
     pem: String,
-    /// What authorities of namespaces follow from. `None` where there never were any, or only the certificate was found.
+    /// What authorities of namespaces follow from. `None` where there never were any, or where only the certificate was
+    /// found.
     seed: Option<Seed>,
 }
 
