@@ -368,8 +368,8 @@ pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     time::timeout(PATIENCE, work).await.unwrap_or_else(|_elapsed| panic!("waited in vain for {what}"))
 }
 
-/// What `attempt` gives as soon as it gives something.
-pub(crate) async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
+/// What `attempt` gives as soon as it gives something. Nothing if it takes too long.
+pub(crate) async fn patiently<T>(mut attempt: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     let poll = async {
         loop {
             if let Some(value) = attempt().await {
@@ -378,7 +378,12 @@ pub(crate) async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> 
             time::sleep(Duration::from_millis(100)).await;
         }
     };
-    soon(what, poll).await
+    time::timeout(PATIENCE, poll).await.ok()
+}
+
+/// Does the same; the test fails when it takes too long.
+pub(crate) async fn eventually<T>(what: &str, attempt: impl AsyncFnMut() -> Option<T>) -> T {
+    patiently(attempt).await.unwrap_or_else(|| panic!("waited in vain for {what}"))
 }
 
 /// Waits until `condition` holds.

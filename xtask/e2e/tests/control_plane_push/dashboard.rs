@@ -6,7 +6,6 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_testbed::ControlPlane;
@@ -16,9 +15,8 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time;
 
-use crate::bed::{PATIENCE, eventually};
+use crate::bed::{eventually, patiently};
 use crate::browser::Browser;
 use crate::commands::{printed, printed_in};
 use crate::full::{OPERATOR, ROOT, TEAMS, parted, proxies};
@@ -117,12 +115,7 @@ async fn until_shown(browser: &mut Browser, client: &Client) {
 }
 
 async fn until_true(browser: &mut Browser, expression: &str) {
-    let poll = async {
-        while browser.evaluate(expression) != true {
-            time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    if time::timeout(PATIENCE, poll).await.is_err() {
+    if patiently(async || (browser.evaluate(expression) == true).then_some(())).await.is_none() {
         let page = browser.evaluate("document.body.innerText");
         panic!("waited in vain for {expression}; the page says: {page}");
     }
