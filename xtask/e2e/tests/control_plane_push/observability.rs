@@ -39,7 +39,7 @@ const DASHBOARDS: [&str; 3] = [
 ];
 
 /// An alert, a series by which it fires, and one by which it does not: `NAME VALUES`, one value a minute.
-const CASES: [(&str, &str, &str); 22] = [
+const CASES: [(&str, &str, &str); 23] = [
     (
         "CtrlmeshObjectsUnowned",
         r#"ctrlmesh_manager_unowned_objects{root="a/b",reason="unwatched"} 7x120"#,
@@ -133,6 +133,11 @@ const CASES: [(&str, &str, &str); 22] = [
         "CtrlmeshClientsRefused",
         r#"ctrlmesh_proxy_client_errors_total{reason="unread"} 0+1x120"#,
         r#"ctrlmesh_proxy_client_errors_total{reason="slow"} 0+1x120"#,
+    ),
+    (
+        "CtrlmeshProxyBypassed",
+        r#"ctrlmesh_proxy_pod_bypass_packets_total{namespace="a",pod="b"} _x118 3x2"#,
+        r#"ctrlmesh_proxy_pod_bypass_packets_total{namespace="a",pod="b"} 0+3x60 180x60"#,
     ),
 ];
 
