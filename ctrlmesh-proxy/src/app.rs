@@ -340,6 +340,7 @@ impl Process {
         let max_connections = self.args.max_connections;
         let metrics = self.metrics.clone();
         let budget = MemoryBudget::for_process(self.args.memory_limit, &metrics);
+        drain.spawn_until_started(budget.clone().give_back());
         let per_pod = PodLimits::new(self.args.max_connections_per_pod, budget);
         Ok((Acceptor { threads, max_connections, per_pod, metrics }, workers))
     }

@@ -6,10 +6,14 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
+use ctrlmesh_runtime::allocator;
 use prometheus_client::metrics::gauge::Gauge;
 use thiserror::Error;
+use tokio::sync::Notify;
+use tokio::{task, time};
 
 use crate::metrics::{ClientError, Metrics};
 
@@ -22,11 +26,24 @@ const POD_DIVISOR: i64 = 4;
 /// A process with less memory does not work.
 const MIN_LIMIT_BYTES: u64 = 16 << 20;
 
+/// Once so much of what was reserved is released, the allocator is asked to give it back to the system.
+const WORTH_GIVING_BACK: i64 = 8 << 20;
+
+/// Between two times that the allocator is asked: it holds others up meanwhile.
+const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Who released much frees it within this time.
+const FREEING: Duration = Duration::from_millis(500);
+
 /// A limit, and what is reserved of it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct MemoryBudget {
     limit: i64,
     reserved: Gauge,
+    /// The most that was reserved since `fell` was notified last.
+    highest: AtomicI64,
+    /// Notified when much was released. Shared by all budgets of the process.
+    fell: Arc<Notify>,
     /// The process's budget, where this one is a pod's.
     parent: Option<Arc<MemoryBudget>>,
     metrics: Arc<Metrics>,
@@ -54,19 +71,35 @@ impl MemoryBudget {
     pub fn for_process(memory: MemoryLimit, metrics: &Arc<Metrics>) -> Arc<Self> {
         let limit = i64::try_from(memory.0 / 2).unwrap_or(i64::MAX);
         let reserved = metrics.unread.clone();
-        Arc::new(Self { limit, reserved, parent: None, metrics: metrics.clone() })
+        let (highest, fell) = <(AtomicI64, Arc<Notify>)>::default();
+        Arc::new(Self { limit, reserved, highest, fell, parent: None, metrics: metrics.clone() })
     }
 
     /// A budget beside the process's, for what callers from outside send: an eighth of the process's memory.
     pub fn for_callers(self: &Arc<Self>) -> Arc<Self> {
-        let (limit, metrics) = (self.limit / POD_DIVISOR, self.metrics.clone());
-        Arc::new(Self { limit, reserved: Gauge::default(), parent: None, metrics })
+        self.of_its_own(self.limit / POD_DIVISOR, None)
     }
 
     /// A pod's budget, within the process's.
     pub fn for_pod(self: &Arc<Self>) -> Arc<Self> {
-        let (limit, metrics) = ((self.limit / POD_DIVISOR).max(FLOOR_BYTES), self.metrics.clone());
-        Arc::new(Self { limit, reserved: Gauge::default(), parent: Some(self.clone()), metrics })
+        self.of_its_own((self.limit / POD_DIVISOR).max(FLOOR_BYTES), Some(self.clone()))
+    }
+
+    fn of_its_own(&self, limit: i64, parent: Option<Arc<Self>>) -> Arc<Self> {
+        let (reserved, highest) = <(Gauge, AtomicI64)>::default();
+        Arc::new(Self { limit, reserved, highest, fell: self.fell.clone(), parent, metrics: self.metrics.clone() })
+    }
+
+    /// Has the allocator give memory back to the system whenever much was released.
+    pub async fn give_back(self: Arc<Self>) {
+        loop {
+            self.fell.notified().await;
+            time::sleep(FREEING).await;
+            if let Err(panicked) = task::spawn_blocking(allocator::give_back).await {
+                tracing::warn!(error = &panicked as &dyn std::error::Error, "freed memory is kept");
+            }
+            time::sleep(GIVE_BACK_INTERVAL).await;
+        }
     }
 
     pub fn empty_reservation(self: &Arc<Self>) -> Reservation {
@@ -106,13 +139,18 @@ impl MemoryBudget {
     /// The bytes that were reserved before, or `None` where the new total would exceed `limit`.
     fn acquire_up_to(&self, limit: i64, bytes: i64) -> Option<i64> {
         let more = |before: i64| before.checked_add(bytes).filter(|total| *total <= limit);
-        self.reserved.inner().fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()
+        let before = self.reserved.inner().fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        self.highest.fetch_max(before + bytes, Ordering::Relaxed);
+        Some(before)
     }
 
     fn release(&self, bytes: i64) {
-        self.reserved.dec_by(bytes);
+        let left = self.reserved.dec_by(bytes) - bytes;
         if let Some(parent) = &self.parent {
             parent.release(bytes);
+        } else if self.highest.load(Ordering::Relaxed) - left >= WORTH_GIVING_BACK {
+            self.highest.store(left, Ordering::Relaxed);
+            self.fell.notify_one();
         }
     }
 }
@@ -169,6 +207,8 @@ impl FromStr for MemoryLimit {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     const MIB: usize = 1 << 20;
@@ -209,6 +249,21 @@ mod tests {
         assert_eq!(metrics.unread.get(), 1);
         drop(reservation);
         assert_eq!(metrics.unread.get(), 0);
+    }
+
+    #[test]
+    fn memory_is_given_back_once_much_of_it_was_released() {
+        let (all, _metrics) = for_process(64);
+        let fell = || all.fell.notified().now_or_never().is_some();
+        for budget in [all.clone(), all.for_pod(), all.for_callers()] {
+            let mut reservation = budget.reserve(8 * MIB).unwrap();
+            assert!(!fell());
+            assert!(reservation.resize(1) && !fell());
+            drop(reservation);
+            assert!(fell() && !fell());
+            drop(budget.reserve(8 * MIB - 1));
+            assert!(!fell(), "little was released");
+        }
     }
 
     #[test]

@@ -29,11 +29,11 @@ struct Bed {
 
 /// An API server with a large list and a small object, and a proxy with little memory.
 async fn bed() -> Bed {
-    bed_with(&[]).await
+    bed_with(MEMORY, &[]).await
 }
 
-/// Does the same with more arguments for the proxy.
-async fn bed_with(more: &[&str]) -> Bed {
+/// Does the same with so much memory, and more arguments for the proxy.
+async fn bed_with(memory: &str, more: &[&str]) -> Bed {
     let pki = Pki::new();
     let list = Bytes::from(vec![b' '; 16 << 20]);
     let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), move |request| {
@@ -46,7 +46,7 @@ async fn bed_with(more: &[&str]) -> Bed {
         }
     })
     .await;
-    let told = [&["--memory-limit", MEMORY], more].concat();
+    let told = [&["--memory-limit", memory], more].concat();
     let proxy = Proxy::start(&pki, upstream.address, &told);
     Bed { proxy, pki, _upstream: upstream }
 }
@@ -83,6 +83,24 @@ async fn lists_that_nobody_reads_are_given_up_over_http1() {
     bed.assert_bounded(before).await;
     drop(held);
     bed.assert_nothing_waits().await;
+}
+
+/// With the default, as a proxy runs on a node. Of less, the allocator would give most back by itself.
+#[tokio::test]
+async fn what_waited_goes_back_to_the_system() {
+    let bed = bed_with("512Mi", &[]).await;
+    let before = bed.proxy.resident_bytes();
+    let mut held = Vec::new();
+    for _ in 0..8 * REQUESTS {
+        let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
+        stream.write_all(b"GET /list HTTP/1.1\r\nHost: k\r\n\r\n").await.unwrap();
+        held.push(stream);
+    }
+    until("a refusal", || async { bed.proxy.metric(REFUSED).await >= 1.0 }).await;
+    assert!(bed.proxy.resident_bytes() > 4 * before, "too little waits for this test");
+    drop(held);
+    bed.assert_nothing_waits().await;
+    until("the memory to be given back", || async { bed.proxy.resident_bytes() < 2 * before }).await;
 }
 
 /// Two kinds of clients: one whose window is full, and one that does not even read its socket.
@@ -123,7 +141,7 @@ async fn lists_that_nobody_reads_are_given_up_over_http2() {
 #[tokio::test]
 async fn heads_that_do_not_end_are_given_up() {
     for protocol in ["h2", "http/1.1"] {
-        let bed = bed_with(&["--header-timeout", "10m"]).await;
+        let bed = bed_with(MEMORY, &["--header-timeout", "10m"]).await;
         let mut held = Vec::new();
         for _ in 0..REQUESTS {
             let mut stream = tls(&bed.pki, bed.proxy.address, protocol).await;
