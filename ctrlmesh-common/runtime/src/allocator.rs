@@ -4,8 +4,8 @@
 /// Gives back every page that holds nothing any more. By itself, glibc gives back only what is free at the end of its
 /// heaps: one small allocation there keeps all that was freed before it.
 ///
-/// Locks each heap for as long as it is looked through, which takes milliseconds where there is much. Does nothing where
-/// the C library is not glibc.
+/// Locks each heap for as long as it is looked through: milliseconds where there is much. Does nothing where the C
+/// library is not glibc.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     {
