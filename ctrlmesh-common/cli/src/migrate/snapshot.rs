@@ -166,6 +166,12 @@ pub(super) fn is_fenced(root: &DynamicObject) -> bool {
     root.finalizers().iter().any(|one| one == OWNERSHIP_FINALIZER)
 }
 
+/// Whether our managers keep a root by its fence once they have looked at it.
+pub(super) fn is_to_be_fenced(root: &DynamicObject) -> bool {
+    let is_off = rule(root).and_then(|rule| rule.get("fence")) == Some(&json!("Off"));
+    !is_off && !is_disabled(root) && root.metadata.deletion_timestamp.is_none()
+}
+
 /// Whether a pod has ended, and is only still shown.
 pub(super) fn is_finished(pod: &DynamicObject) -> bool {
     let phase = pod.data.pointer("/status/phase").and_then(Value::as_str);

@@ -11,7 +11,7 @@ use super::carry_out::Purpose;
 use super::change::{Action, Change, Reversible};
 use super::error::MigrateError;
 use super::object::{DEPLOYMENT, ObjectRef, SHARDING_CONFIG, WEBHOOKS, portable};
-use super::snapshot::{Snapshot, is_fenced, replicas, rule};
+use super::snapshot::{Snapshot, is_fenced, is_to_be_fenced, replicas, rule};
 use super::state::Step;
 use super::steps::guard::GUARD;
 use super::steps::webhooks::OUR_WEBHOOKS;
@@ -116,7 +116,9 @@ async fn stop_ours(
     if !guard.is_empty() {
         waiter.enforced(GUARD, &snapshot.system).await?;
     }
-    let fenced: Vec<&DynamicObject> = snapshot.roots().filter(|root| is_fenced(root)).collect();
+    // Managers that run may fence a root that they have not fenced so far.
+    let is_kept = |root: &&DynamicObject| is_fenced(root) || is_running && is_to_be_fenced(root);
+    let fenced: Vec<&DynamicObject> = snapshot.roots().filter(is_kept).collect();
     if !fenced.is_empty() && !is_running {
         let roots =
             fenced.iter().map(|root| SHARDING_CONFIG.of_object(root).to_string()).collect::<Vec<_>>().join(", ");
@@ -157,6 +159,23 @@ mod tests {
     use ctrlmesh_manager::rules::validate;
 
     use super::*;
+
+    #[test]
+    fn a_root_is_unfenced_before_managers_that_run_may_fence_it() {
+        let auto = json!({"shardingSize": 1, "everyShardReplicas": 1});
+        for (more, expected) in [
+            (json!({}), true),
+            (json!({"fence": "Proxy"}), true),
+            (json!({"fence": "Off"}), false),
+            (json!({"disable": true}), false),
+        ] {
+            let mut rule = json!({"prefix": "op", "targetDeployment": "op", "auto": auto});
+            rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+                "metadata": {"name": "r", "namespace": "ops"}, "spec": {"root": rule}});
+            assert_eq!(is_to_be_fenced(&serde_json::from_value(root).unwrap()), expected, "{more}");
+        }
+    }
 
     #[test]
     fn a_root_with_a_rollout_is_unfenced_and_fenced_again() {
