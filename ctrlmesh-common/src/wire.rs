@@ -58,6 +58,9 @@ pub const MAX_WEBHOOK_ERROR_BYTES: usize = 256;
 /// Kinds that a [`Watched`] names.
 pub const MAX_WATCHED_KINDS: usize = 256;
 
+/// Most containers of a pod that are reported as ended.
+pub const MAX_ENDED: usize = 16;
+
 /// Namespaces that all kinds of a [`Watched`] name together.
 pub const MAX_WATCHED_NAMESPACES: usize = 2000;
 
@@ -175,6 +178,10 @@ mod tests {
         WatchReport { pod: Some(pod()), watched: Some(Watched { since: 300, kinds: vec![kind], more: true }) }
     }
 
+    fn ended_report() -> EndedReport {
+        EndedReport { pod: Some(pod()), ended: Some(Ended { since: 300, containers: vec!["c1".into()] }) }
+    }
+
     fn update() -> Update {
         let entry = PodEntry {
             pod: Some(pod()),
@@ -194,7 +201,7 @@ mod tests {
     }
 
     /// The messages of the stream of policies, with every field set, and their bytes.
-    fn stream_samples() -> [(Vec<u8>, &'static str); 8] {
+    fn stream_samples() -> [(Vec<u8>, &'static str); 9] {
         let known = PolicySummary {
             pod: Some(pod()),
             digest: 1,
@@ -235,6 +242,10 @@ mod tests {
             ),
             (Report { content: Some(Content::Bypass(bypass)) }.encode_to_vec(), "3a100a090a016e1201701a0175120308ac02"),
             (
+                Report { content: Some(Content::Ended(ended_report())) }.encode_to_vec(),
+                "42140a090a016e1201701a0175120708ac0212026331",
+            ),
+            (
                 update().encode_to_vec(),
                 "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a3434333001",
             ),
@@ -259,6 +270,7 @@ mod tests {
             webhooks: vec![webhook_report],
             traffic: vec![traffic_report()],
             watches: vec![watch_report()],
+            ended: vec![ended_report()],
         };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
         let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
@@ -267,7 +279,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 receipts.encode_to_vec(),
-                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a490a090a016e1201701a0175123c08ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d22240a090a016e1201701a0175121708ac0212100a0167120172180122016e280130ac021801",
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a490a090a016e1201701a0175123c08ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d22240a090a016e1201701a0175121708ac0212100a0167120172180122016e280130ac0218012a140a090a016e1201701a0175120708ac0212026331",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

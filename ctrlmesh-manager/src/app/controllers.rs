@@ -82,8 +82,9 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
     let labelling = context.labelling.clone();
     let cache = Cache::start(&context.client, &context.args.namespace, labelling, drain);
     cache.watch_list(background.clone(), &context.args.namespace, drain);
-    let (proved, evidence) = watch::channel(Arc::default());
+    let (proved, evidence) = watch::channel(None);
     let plans = plan::start(Arc::clone(&cache), evidence, drain);
+    drain.spawn_until_started(follow_ended(context.store.clone(), cache.clone()));
     counted.conditions.follow(&plans, &context.leadership);
     let caches = context.readiness.block("caches");
     let mut first = context.published.subscribe();
@@ -264,6 +265,18 @@ async fn publish_policies(store: Arc<PolicyStore>, published: watch::Sender<Opti
         if plans.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Tells the cache which containers have ended.
+async fn follow_ended(store: Arc<PolicyStore>, cache: Arc<Cache>) {
+    let mut changes = store.ended().changes();
+    loop {
+        changes.mark_unchanged();
+        let by_pod = store.ended().newest().into_values();
+        cache.take_ended(by_pod.map(|of| (of.uid, of.state.containers.into_iter().collect())).collect());
+        // The store is ours, so the sender lives.
+        drop(changes.changed().await);
     }
 }
 

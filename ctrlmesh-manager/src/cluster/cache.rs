@@ -42,7 +42,10 @@ mod namespace_info;
 mod stopped_pods;
 mod unenrolled;
 mod unfit_nodes;
+mod ended;
 
+pub use ended::EndedContainers;
+use ended::as_it_runs;
 pub use namespace_info::NamespaceInfo;
 pub use rules::{CachedBreaker, CachedInjection, CachedRules};
 pub use snapshot::Snapshot;
@@ -86,6 +89,7 @@ struct State {
     runtimes: ObjectStore<String>,
     /// Not part of `synced`: they only explain why a proxy is waited for.
     unfit_nodes: ObjectStore<()>,
+    ended: EndedContainers,
 }
 
 impl Cache {
@@ -200,7 +204,7 @@ impl Cache {
             configs: state.configs.current.values().cloned().collect(),
             breakers: state.breakers.current.values().map(|one| one.read.clone()).collect(),
             injections: state.injections.current.values().map(|one| one.read.clone()).collect(),
-            members: state.members.current.values().cloned().collect(),
+            members: state.members.current.values().map(|one| as_it_runs(one, &state.ended)).collect(),
             namespaces: state.namespaces.current.keys().cloned().collect(),
             first_ordinals: sets.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
             set_accounts: sets.iter().map(|(name, set)| (name.clone(), set.account.clone())).collect(),
@@ -217,6 +221,8 @@ impl Cache {
             unenrolled: unenrolled::known(&state),
             stopped: state.stopped.uids(),
             evidence: Arc::default(),
+            follows: false,
+            held_back: <_>::default(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
-use ctrlmesh_common::wire::{Traffic, Watched, WebhookState};
+use ctrlmesh_common::wire::{Ended, Traffic, Watched, WebhookState};
 use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
@@ -53,6 +53,7 @@ pub struct PolicyStore {
     sidecar_webhooks: SidecarWebhooks,
     traffic: Reports<Traffic>,
     watches: Reports<Watched>,
+    ended: Reports<Ended>,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +82,7 @@ impl Default for PolicyStore {
             sidecar_webhooks,
             traffic: Reports::default(),
             watches: Reports::default(),
+            ended: Reports::default(),
         }
     }
 }
@@ -180,6 +182,11 @@ impl PolicyStore {
         &self.watches
     }
 
+    /// Which containers of pods have ended.
+    pub fn ended(&self) -> &Reports<Ended> {
+        &self.ended
+    }
+
     /// Changes with every receipt, and with what node proxies say of webhooks.
     pub fn receipts_changed(&self) -> watch::Receiver<u64> {
         self.receipts.changes()
@@ -238,10 +245,25 @@ impl PolicyStore {
         }
     }
 
+    /// Takes what the proxy `by` reports to replica `at` of the containers of a pod that have ended; none: this one.
+    pub fn receive_ended(
+        &self,
+        at: Option<&Arc<str>>,
+        (pod, uid): (&PodName, &str),
+        by: &Arc<str>,
+        ended: Option<Ended>,
+    ) {
+        // As with watches.
+        if ended.is_none() || at.is_some() || self.find(pod, uid).is_some() {
+            self.ended.receive(at, (pod, uid), by, ended.map(reports::bounded_ended));
+        }
+    }
+
     /// The proxy `by` of a pod left this replica: its reports stay until there are others.
     pub fn reporter_left(&self, pod: &PodName, by: &str) {
         self.traffic.left(pod, by);
         self.watches.left(pod, by);
+        self.ended.left(pod, by);
     }
 
     /// What replica `at` has got of webhooks does not count any more.
@@ -254,6 +276,7 @@ impl PolicyStore {
         self.receipts.lose(at, now);
         self.traffic.lose(at);
         self.watches.lose(at);
+        self.ended.lose(at);
         self.lose_webhooks(at);
     }
 
@@ -269,6 +292,7 @@ impl PolicyStore {
         self.receipts.keep(is_there);
         self.sidecar_webhooks.keep(is_there);
         self.watches.keep(is_there);
+        self.ended.keep(is_there);
         self.traffic.keep(|pod, uid| {
             let pod = pods.by_name.get(pod).filter(|one| one.uid == uid);
             pod.is_some_and(|pod| pod.may_report_traffic())

@@ -10,6 +10,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::rules::object_name::full_name;
 
+mod containers;
+
+use containers::{container_ids, has_stopped, restarts, sidecar_id};
+
 pub use ctrlmesh_common::pod_name::PodName;
 
 const STATEFUL_SET: &str = "StatefulSet";
@@ -63,6 +67,8 @@ pub struct Member {
     pub forward_proxy: bool,
     /// ID of the sidecar's container, once it was started.
     pub container: Option<String>,
+    /// IDs of its other containers, those to initialize it and for debugging left out, as the kubelet has said last.
+    pub containers: Vec<String>,
 }
 
 /// The annotation by which a Deployment chooses the pods that it deletes first.
@@ -214,6 +220,7 @@ impl From<&v1::Pod> for Member {
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
             ip: pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
             container: pod.status.as_ref().and_then(sidecar_id),
+            containers: pod.status.as_ref().map(container_ids).unwrap_or_default(),
             fail_open: fails_open(pod),
             forward_proxy: annotation_is_true(meta, annotation::FORWARD_PROXY),
         }
@@ -331,32 +338,6 @@ fn gate(pod: &v1::Pod) -> Option<Gate> {
         holds: condition.map(|condition| condition.status == "True"),
         message: condition.and_then(|condition| condition.message.clone()).unwrap_or_default(),
     })
-}
-
-/// Those of the proxy's own container do not count.
-fn restarts(status: &v1::PodStatus) -> u32 {
-    let containers = status.container_statuses.iter().flatten().filter(|one| one.name != sidecar::CONTAINER);
-    containers.map(|one| u32::try_from(one.restart_count).unwrap_or_default()).fold(0, u32::saturating_add)
-}
-
-/// The phase alone does not count: of a lost node, a controller sets it while the containers may still run. A pod that
-/// is being deleted is not started again, so there the end of all containers counts.
-fn has_stopped(status: &v1::PodStatus, is_deleted: bool) -> bool {
-    let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-    let all = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
-    let containers: Vec<_> =
-        all.into_iter().flatten().flatten().map(|container| container.state.clone().unwrap_or_default()).collect();
-    let runs = containers.iter().any(|state| state.running.is_some());
-    let terminated = !containers.is_empty() && containers.iter().all(|state| state.terminated.is_some());
-    !runs && (ended || is_deleted && terminated)
-}
-
-/// ID of the sidecar's container, without the runtime's prefix.
-fn sidecar_id(status: &v1::PodStatus) -> Option<String> {
-    let mut statuses = status.init_container_statuses.iter().flatten();
-    let proxy = statuses.find(|container| container.name == sidecar::CONTAINER)?;
-    let (_, id) = proxy.container_id.as_deref()?.split_once("://")?;
-    Some(id.to_owned())
 }
 
 /// Label and field selectors of the watch: pods that ask for a proxy, outside `kube-system` and namespace

@@ -3,12 +3,16 @@
 //! Inotify reports the folders that are made and removed in the kubelet's part of the cgroup tree, down to the pods.
 //! Both cgroup drivers are understood. Folders inside containers are not watched. Where inotify fails, the reconciler's
 //! polling finds pods instead.
+//!
+//! The kernel also says when no process of a container is left (`populated` in `cgroup.events`, `cgroups(7)`): a second
+//! or more before the kubelet does, which looks once a second.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io, thread};
 
+use ctrlmesh_common::wire::MAX_ENDED;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -16,6 +20,9 @@ use tracing::warn;
 
 /// The kubelet's part is searched in so many levels below the root.
 const DEPTH: usize = 10;
+
+/// Where the kernel says whether a cgroup has processes.
+const EVENTS: &str = "cgroup.events";
 
 /// Creation and removal of folders.
 const CHANGES: AddWatchFlags = AddWatchFlags::IN_CREATE
@@ -29,6 +36,16 @@ pub(super) struct CgroupWatch {
     /// `None` where inotify failed.
     events: Option<KernelEvents>,
     folders: HashMap<WatchDescriptor, PathBuf>,
+    containers: HashMap<WatchDescriptor, Container>,
+    /// IDs of containers that have ended, the latest last, by the folder of their pod.
+    ended: HashMap<PathBuf, VecDeque<String>>,
+}
+
+/// A container whose end is watched for.
+struct Container {
+    folder: PathBuf,
+    /// Whether there was a process in it. Its folder is made before its first process.
+    has_run: bool,
 }
 
 struct KernelEvents {
@@ -43,7 +60,8 @@ impl CgroupWatch {
             warn!(error = error as &dyn std::error::Error, "pods are noticed by looking only");
         });
         let (mount, events) = (mount.to_owned(), events.ok());
-        let mut this = Self { mount, events, folders: HashMap::new() };
+        let (folders, containers, ended) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let mut this = Self { mount, events, folders, containers, ended };
         this.find();
         this
     }
@@ -77,7 +95,9 @@ impl CgroupWatch {
         };
         let Some(events) = events else {
             // The reading thread has logged why it ended.
-            return (self.events, self.folders) = (None, HashMap::new());
+            (self.folders, self.containers) = <_>::default();
+            self.events = None;
+            return;
         };
         for event in &events {
             self.take(event);
@@ -86,18 +106,75 @@ impl CgroupWatch {
 
     fn take(&mut self, event: &InotifyEvent) {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-            // Events were lost: search again from the top.
+            // Events were lost: search again from the top, and look at each container.
+            let watches: Vec<WatchDescriptor> = self.containers.keys().copied().collect();
+            for watch in watches {
+                self.look(watch);
+            }
+            self.forget(|path| !path.exists());
+            self.ended.retain(|pod, _| pod.exists());
             self.folders.clear();
             return self.find();
         }
-        if event.mask.contains(AddWatchFlags::IN_IGNORED) {
-            self.folders.remove(&event.wd);
+        if event.mask.contains(AddWatchFlags::IN_MODIFY) {
+            self.look(event.wd);
         }
-        if event.mask.contains(AddWatchFlags::IN_CREATE | AddWatchFlags::IN_ISDIR)
-            && let (Some(folder), Some(name)) = (self.folders.get(&event.wd), &event.name)
-            && !is_pods(folder)
-        {
-            self.watch(folder.join(name));
+        let (Some(folder), Some(name)) = (self.folders.get(&event.wd), &event.name) else { return };
+        let (in_pod, of) = (is_pods(folder), folder.join(name));
+        if event.mask.contains(AddWatchFlags::IN_CREATE | AddWatchFlags::IN_ISDIR) {
+            if in_pod { self.watch_container(of) } else { self.watch(of) }
+        } else if event.mask.contains(AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ISDIR) {
+            // Perhaps nobody has looked since its last process ended.
+            let its = self.containers.iter().filter(|(_, container)| container.folder == of);
+            let its: Vec<WatchDescriptor> = its.map(|(watch, _)| *watch).collect();
+            for watch in its {
+                self.look(watch);
+            }
+            self.forget(|path| path.starts_with(&of));
+            self.ended.remove(&of);
+        }
+    }
+
+    /// Ends the watches of these folders. A cgroup that is removed ends none by itself before Linux 7.1.
+    fn forget(&mut self, is_gone: impl Fn(&Path) -> bool) {
+        let Some(events) = &self.events else { return };
+        let folders = self.folders.extract_if(|_, folder| is_gone(folder)).map(|(watch, _)| watch);
+        let containers = self.containers.extract_if(|_, one| is_gone(&one.folder)).map(|(watch, _)| watch);
+        for watch in folders.chain(containers) {
+            // It may have ended by itself.
+            let _gone = events.inotify.rm_watch(watch);
+        }
+    }
+
+    /// IDs of the containers of the pod with this folder that have ended, the latest last.
+    pub(super) fn ended(&self, pod: &Path) -> impl Iterator<Item = &String> {
+        self.ended.get(pod).into_iter().flatten()
+    }
+
+    /// Where that fails, the kubelet says later that the container has ended.
+    fn watch_container(&mut self, folder: PathBuf) {
+        let Some(events) = &self.events else { return };
+        if let Ok(watch) = events.inotify.add_watch(&folder.join(EVENTS), AddWatchFlags::IN_MODIFY) {
+            let has_run = is_populated(&folder) == Some(true);
+            self.containers.entry(watch).or_insert(Container { folder, has_run }).has_run |= has_run;
+        }
+    }
+
+    /// Notes whether a container has ended.
+    fn look(&mut self, watch: WatchDescriptor) {
+        let Some(container) = self.containers.get_mut(&watch) else { return };
+        let Some(runs) = is_populated(&container.folder) else { return };
+        let has_ended = std::mem::replace(&mut container.has_run, runs) && !runs;
+        let (Some(id), Some(pod)) = (container_id(&container.folder), container.folder.parent()) else { return };
+        if runs {
+            // It was empty for a moment only.
+            self.ended.entry(pod.to_owned()).or_default().retain(|one| one != id);
+        } else if has_ended {
+            let ended = self.ended.entry(pod.to_owned()).or_default();
+            ended.push_back(id.to_owned());
+            if ended.len() > MAX_ENDED {
+                ended.pop_front();
+            }
         }
     }
 
@@ -114,10 +191,8 @@ impl CgroupWatch {
             }
         }
         // Folders that were made in it before it was watched.
-        if !is_pods(&folder) {
-            for below in folders(&folder) {
-                self.watch(below);
-            }
+        for below in folders(&folder) {
+            if is_pods(&folder) { self.watch_container(below) } else { self.watch(below) }
         }
     }
 }
@@ -160,6 +235,24 @@ fn is_kubelets(folder: &Path) -> bool {
 fn is_pods(folder: &Path) -> bool {
     let name = name(folder);
     name.starts_with("pod") || name.contains("-pod")
+}
+
+/// Whether a process is in the cgroup or below it; not, where the cgroup is gone. `None`: that cannot be seen now.
+fn is_populated(cgroup: &Path) -> Option<bool> {
+    match fs::read_to_string(cgroup.join(EVENTS)) {
+        Ok(events) => Some(events.lines().any(|line| line == "populated 1")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(false),
+        Err(error) => (error.raw_os_error() == Some(Errno::ENODEV as i32)).then_some(false),
+    }
+}
+
+/// The container's ID in the name of its folder: `ID`, `RUNTIME-ID` or `RUNTIME-ID.scope`. `None`: it is that of the
+/// monitor which the runtime runs beside a container.
+fn container_id(folder: &Path) -> Option<&str> {
+    let name = name(folder);
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    let (runtime, id) = name.rsplit_once('-').unwrap_or(("", name));
+    (!id.is_empty() && !runtime.ends_with("conmon")).then_some(id)
 }
 
 fn name(folder: &Path) -> &str {
@@ -220,6 +313,56 @@ mod tests {
         is_seen(class, &pod, "cri-containerd-7c1f0e9d.scope").await;
         is_seen("kubepods.slice", &format!("kubepods-pod{uid}.slice"), "crio-7c1f0e9d.scope").await;
         is_seen("a/kubelet.slice/kubelet-kubepods.slice", &format!("kubelet-kubepods-pod{uid}.slice"), "x.scope").await;
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_container_is_seen_once_it_has_run() {
+        let root = TempDir::new().unwrap();
+        let pod = root.path().join("kubepods").join(format!("pod{UID}"));
+        let (first, later) = (pod.join("cri-containerd-7c1f.scope"), pod.join("8d2a"));
+        let say = |container: &Path, populated: u8| {
+            fs::write(container.join(EVENTS), format!("populated {populated}\nfrozen 0\n")).unwrap();
+        };
+        fs::create_dir_all(&first).unwrap();
+        say(&first, 1);
+        let mut cgroup_watch = CgroupWatch::new(root.path());
+        let ended = |cgroup_watch: &CgroupWatch| cgroup_watch.ended(&pod).cloned().collect::<Vec<_>>();
+        assert!(ended(&cgroup_watch).is_empty());
+        say(&first, 0);
+        while ended(&cgroup_watch).is_empty() {
+            next_change(&mut cgroup_watch).await;
+        }
+        assert_eq!(ended(&cgroup_watch), ["7c1f"]);
+        // One that begins is empty before it has a process. The kernel has the file there before the folder is seen.
+        let made = root.path().join("made");
+        fs::create_dir(&made).unwrap();
+        say(&made, 0);
+        fs::rename(&made, &later).unwrap();
+        cgroup_watch.watch_container(later.clone());
+        say(&later, 1);
+        while !cgroup_watch.containers.values().any(|one| one.folder == later && one.has_run) {
+            next_change(&mut cgroup_watch).await;
+        }
+        assert_eq!(ended(&cgroup_watch), ["7c1f"]);
+        // Its folder goes before anybody has looked.
+        fs::remove_dir_all(&later).unwrap();
+        while ended(&cgroup_watch).len() == 1 {
+            next_change(&mut cgroup_watch).await;
+        }
+        assert_eq!(ended(&cgroup_watch), ["7c1f", "8d2a"]);
+        fs::remove_dir_all(&pod).unwrap();
+        while !ended(&cgroup_watch).is_empty() {
+            next_change(&mut cgroup_watch).await;
+        }
+    }
+
+    #[test]
+    fn the_id_of_a_container_is_read_under_both_drivers_and_that_of_a_monitor_is_not() {
+        let id = |name: &str| container_id(Path::new("/kubepods/pod1").join(name).as_path()).map(str::to_owned);
+        for name in ["7c1f", "crio-7c1f", "cri-containerd-7c1f.scope", "crio-7c1f.scope"] {
+            assert_eq!(id(name).as_deref(), Some("7c1f"), "{name}");
+        }
+        assert_eq!([id("crio-conmon-7c1f.scope"), id("crio-conmon-7c1f"), id("crio-.scope")], [None, None, None]);
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::inbound::WebhookListener;
 use super::network::{self, NetworkId};
 use super::pod_list::Pod;
+use crate::policy::PublishEnded;
 use ctrlmesh_intercept::cgroup::Cgroup;
 use ctrlmesh_intercept::{Attach, Slot, Target};
 
@@ -32,6 +33,8 @@ pub(super) struct EnrolledPod {
     pub(super) refused: Option<Vec<Target>>,
     pub(super) slot: Slot,
     pub(super) serving: Option<Serving>,
+    /// When it was enrolled, in milliseconds since 1970; and where the manager is told which containers have ended.
+    pub(super) ended: (u64, PublishEnded),
 }
 
 /// A pod whose connections are taken.

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::net::accept::FORWARD_ADDRESSES;
 use crate::policy::file_poll::FilePoll;
 use crate::policy::subscription::{self, PodSubscription, Publications, Subscription};
-use crate::policy::{self, BypassReports, PodPolicies, PublishWebhook, Validity};
+use crate::policy::{self, BypassReports, PodPolicies, PublishEnded, PublishWebhook, Validity};
 use ctrlmesh_runtime::drain::Drain;
 
 /// Where the list of pods comes from.
@@ -143,6 +143,14 @@ impl PodSource {
         match self {
             Self::File(_) => PublishWebhook::default(),
             Self::Manager(followed) => followed.reports.webhooks.begin(pod.name.clone()),
+        }
+    }
+
+    /// Where the manager is told which containers of a pod have ended.
+    pub(super) fn publish_ended(&self, pod: &Pod) -> PublishEnded {
+        match self {
+            Self::File(_) => PublishEnded::default(),
+            Self::Manager(followed) => followed.reports.ended.begin(pod.name.clone()),
         }
     }
 

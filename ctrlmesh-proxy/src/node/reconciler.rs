@@ -14,8 +14,9 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use ctrlmesh_common::wire::Ended;
 use tokio::sync::watch;
 use tokio::{task, time};
 use tracing::{info, warn};
@@ -36,7 +37,7 @@ use crate::session::ServedPod;
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::{Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use ctrlmesh_runtime::drain::Drain;
-use ctrlmesh_runtime::telemetry;
+use ctrlmesh_runtime::{telemetry, unix_time};
 
 /// The owner of the node's attachments.
 pub(super) const OWNER: &str = "node";
@@ -214,6 +215,7 @@ impl Reconciler {
         self.follow_targets();
         self.follow_webhooks();
         self.forget_connections();
+        self.report_ended();
         self.follow_bypasses().await;
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
         if self.needs_cleanup && self.pod_source.is_whole() {
@@ -299,9 +301,20 @@ impl Reconciler {
         };
         let (attach, targets) = self.answerable(pod, attach, targets);
         let slot = self.interceptor.attach(&attach)?;
-        let enrolled = EnrolledPod { pod: pod.clone(), cgroup, attach, targets, refused: None, slot, serving: None };
-        self.pods.insert(pod.name.clone(), enrolled);
+        let ended = (unix_time::millis(SystemTime::now()), self.pod_source.publish_ended(pod));
+        let (pod, refused, serving) = (pod.clone(), None, None);
+        let enrolled = EnrolledPod { pod, cgroup, attach, targets, refused, slot, serving, ended };
+        self.pods.insert(enrolled.pod.name.clone(), enrolled);
         Ok(slot)
+    }
+
+    /// Tells the manager which containers have ended.
+    fn report_ended(&self) {
+        for EnrolledPod { cgroup, ended: (since, publish), .. } in self.pods.values() {
+            let containers: Vec<String> = self.cgroup_watch.ended(&cgroup.path).cloned().collect();
+            let ended = (!containers.is_empty()).then(|| Arc::new(Ended { since: *since, containers }));
+            publish.publish(ended);
+        }
     }
 
     /// Detaches pods that are gone, and those of a former process that are not on the list.

@@ -1,5 +1,5 @@
 //! The states of pods, on their way to the manager: what guards have done, whether calls to webhooks are taken, what
-//! requests come to, which kinds are watched, and what was sent past the proxy.
+//! requests come to, which kinds are watched, what was sent past the proxy, and which containers have ended.
 //!
 //! Each pod that is served publishes its states here. The stream to the manager sends what changed.
 
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ctrlmesh_common::wire::{Bypass, GuardState, Traffic, Watched, WebhookState};
+use ctrlmesh_common::wire::{Bypass, Ended, GuardState, Traffic, Watched, WebhookState};
 use ctrlmesh_runtime::drain::Drain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,9 @@ pub type WatchReports = PodReports<Watched>;
 /// What all pods have sent past their proxy.
 pub type BypassReports = PodReports<Bypass>;
 
+/// Which containers of all pods have ended.
+pub type EndedReports = PodReports<Ended>;
+
 /// Where the guards of one pod publish their states.
 pub type PublishGuards = PublishState<[GuardState]>;
 
@@ -47,6 +50,9 @@ pub type PublishWatches = PublishState<Watched>;
 /// Where it is published what one pod has sent past its proxy.
 pub type PublishBypass = PublishState<Bypass>;
 
+/// Where it is published which containers of one pod have ended.
+pub type PublishEnded = PublishState<Ended>;
+
 /// Everything that is reported of all pods.
 #[derive(Clone, Debug, Default)]
 pub struct AllReports {
@@ -60,6 +66,8 @@ pub struct AllReports {
     pub watches: WatchReports,
     /// What was sent past the proxy.
     pub bypass: BypassReports,
+    /// Which containers have ended.
+    pub ended: EndedReports,
 }
 
 /// Publishes until shutdown, or until the pod is `gone`.

@@ -55,6 +55,10 @@ pub struct Snapshot {
     pub stopped: BTreeSet<String>,
     /// What is proved about roots that are fenced.
     pub evidence: Arc<Evidences>,
+    /// Whether another replica leads. This one plans what stands in the ownership tables.
+    pub follows: bool,
+    /// UIDs of pods that have come back only just.
+    pub held_back: BTreeSet<String>,
 }
 
 impl Snapshot {
@@ -69,6 +73,8 @@ impl Snapshot {
             labelling: &self.scheme.in_force,
             unenrolled: &self.unenrolled,
             evidence: &self.evidence,
+            leads: !self.follows,
+            held_back: &self.held_back,
         }
     }
 }

@@ -1,21 +1,24 @@
-//! Keeps what the proxies report of pods all the time, per replica that got it: what requests have come to, and which
-//! kinds are watched.
+//! Keeps what the proxies report of pods, per replica that got it: what requests have come to, which kinds are watched,
+//! and which containers have ended.
 //!
-//! These reports decide nothing by themselves, and change all the time. So they wake nobody who waits for receipts.
+//! The first two change all the time. So none of them wakes anybody who waits for receipts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ctrlmesh_common::names::MAX_SUBDOMAIN_BYTES;
 use ctrlmesh_common::wire::{
-    FIRST_WRITE_BOUNDS, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS, MAX_WATCHED_KINDS,
-    MAX_WATCHED_NAMESPACES, Traffic, Watched,
+    Ended, FIRST_WRITE_BOUNDS, MAX_ENDED, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS,
+    MAX_WATCHED_KINDS, MAX_WATCHED_NAMESPACES, Traffic, Watched,
 };
 use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
 use super::by_replica::{self, ByReplica, OfPod};
 use crate::rules::pod::PodName;
+
+/// Longest ID of a container that is kept.
+const MAX_ID_BYTES: usize = 128;
 
 /// Longest verb that is kept.
 const MAX_VERB_BYTES: usize = 32;
@@ -62,6 +65,12 @@ impl ProxyState for Traffic {
 }
 
 impl ProxyState for Watched {
+    fn progress(&self) -> (u64, u64) {
+        (self.since, 0)
+    }
+}
+
+impl ProxyState for Ended {
     fn progress(&self) -> (u64, u64) {
         (self.since, 0)
     }
@@ -202,6 +211,13 @@ pub(super) fn bounded_watches(mut watched: Watched) -> Watched {
         room -= kind.namespaces.len();
     }
     watched
+}
+
+/// The containers that have ended, as far as they are kept.
+pub(super) fn bounded_ended(mut ended: Ended) -> Ended {
+    ended.containers.truncate(MAX_ENDED);
+    ended.containers.retain(|id| id.len() <= MAX_ID_BYTES);
+    ended
 }
 
 /// Drops outdated reports of other replicas: otherwise each replica that comes and goes would leave some behind.

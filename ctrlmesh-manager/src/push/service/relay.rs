@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::wire::{
-    self, PodId, Receipts, Relayed, Traffic, TrafficReport, WatchReport, Watched, WebhookReport, WebhookState,
+    self, Ended, EndedReport, PodId, Receipts, Relayed, Traffic, TrafficReport, WatchReport, Watched, WebhookReport,
+    WebhookState,
 };
 use ctrlmesh_runtime::grpc::{Authorities, GrpcError, Peer};
 use ctrlmesh_runtime::unix_time;
@@ -104,8 +105,10 @@ impl ReceiptRelay {
                 Ok(ended.map(|_relayed| ())?)
             }
             () = feed(&self.store, &sender) => Ok(()),
-            () = feed_reports(self.store.traffic(), traffic_report, in_traffic, &sender) => Ok(()),
-            () = feed_reports(self.store.watches(), watch_report, in_watches, &sender) => Ok(()),
+            () = feed_reports((self.store.traffic(), GATHER_REPORTS), traffic_report, in_traffic, &sender) => Ok(()),
+            () = feed_reports((self.store.watches(), GATHER_REPORTS), watch_report, in_watches, &sender) => Ok(()),
+            // Moves begin by them.
+            () = feed_reports((self.store.ended(), GATHER), ended_report, in_ended, &sender) => Ok(()),
         }
     }
 }
@@ -156,10 +159,10 @@ async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
     }
 }
 
-/// Sends all reports of one kind and then changes, until the channel closes. `report` makes a message of what a proxy
-/// said; of what it says no more, without a state.
+/// Sends all reports of one kind and then changes, each gathered for some time, until the channel closes. `report`
+/// makes a message of what a proxy said; of what it says no more, without a state.
 async fn feed_reports<S: ProxyState + Clone + PartialEq, R: Message>(
-    reports: &Reports<S>,
+    (reports, gather): (&Reports<S>, Duration),
     report: fn(PodId, Option<&S>) -> R,
     message: fn(Vec<R>) -> Receipts,
     sender: &mpsc::Sender<Receipts>,
@@ -185,7 +188,7 @@ async fn feed_reports<S: ProxyState + Clone + PartialEq, R: Message>(
                 if ended.is_err() {
                     return;
                 }
-                time::sleep(GATHER_REPORTS).await;
+                time::sleep(gather).await;
             }
             _ = again.tick() => is_again = true,
         }
@@ -229,12 +232,20 @@ fn watch_report(pod: PodId, watched: Option<&Watched>) -> WatchReport {
     WatchReport { pod: Some(pod), watched: watched.cloned() }
 }
 
+fn ended_report(pod: PodId, ended: Option<&Ended>) -> EndedReport {
+    EndedReport { pod: Some(pod), ended: ended.cloned() }
+}
+
 fn in_traffic(traffic: Vec<TrafficReport>) -> Receipts {
     Receipts { traffic, ..Receipts::default() }
 }
 
 fn in_watches(watches: Vec<WatchReport>) -> Receipts {
     Receipts { watches, ..Receipts::default() }
+}
+
+fn in_ended(ended: Vec<EndedReport>) -> Receipts {
+    Receipts { ended, ..Receipts::default() }
 }
 
 /// What is gone and what has changed, and whether it is still there; where `is_again`, all that there is.
@@ -301,6 +312,7 @@ pub(super) async fn take(
                 message.webhooks.into_iter().for_each(|webhook| receive_webhook(&push, &from, webhook));
                 message.traffic.into_iter().for_each(|traffic| receive_traffic(&push, &from, traffic));
                 message.watches.into_iter().for_each(|watches| receive_watches(&push, &from, watches));
+                message.ended.into_iter().for_each(|ended| receive_ended(&push, &from, ended));
             }
             Ok(None) => break Ok(()),
             Err(status) => break Err(status),
@@ -325,6 +337,11 @@ fn receive_traffic(push: &PushService, from: &Arc<str>, TrafficReport { pod, tra
 fn receive_watches(push: &PushService, from: &Arc<str>, WatchReport { pod, watched }: WatchReport) {
     let Some(pod) = pod else { return };
     push.store.receive_watches(Some(from), (&pod.pod_name(), &pod.uid), from, watched);
+}
+
+fn receive_ended(push: &PushService, from: &Arc<str>, EndedReport { pod, ended }: EndedReport) {
+    let Some(pod) = pod else { return };
+    push.store.receive_ended(Some(from), (&pod.pod_name(), &pod.uid), from, ended);
 }
 
 fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {

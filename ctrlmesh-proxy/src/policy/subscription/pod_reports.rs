@@ -1,11 +1,11 @@
 //! Reports to the manager what guards have done, whether calls to webhooks are taken, what requests come to, which
-//! kinds are watched, and what was sent past the proxy.
+//! kinds are watched, what was sent past the proxy, and which containers have ended.
 
 use std::sync::Arc;
 
 use ctrlmesh_common::wire::{
-    Bypass, BypassReport, Content, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport, WatchReport,
-    Watched, WebhookReport, WebhookState,
+    Bypass, BypassReport, Content, Ended, EndedReport, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport,
+    WatchReport, Watched, WebhookReport, WebhookState,
 };
 use tokio::sync::mpsc;
 
@@ -25,6 +25,7 @@ impl Client {
         self.report(&self.reports.traffic, traffic_report, reports.clone());
         self.report(&self.reports.watches, watch_report, reports.clone());
         self.report(&self.reports.bypass, bypass_report, reports.clone());
+        self.report(&self.reports.ended, ended_report, reports.clone());
     }
 
     fn report<S: ?Sized + Send + Sync + 'static>(
@@ -71,6 +72,10 @@ fn watch_report(pod: PodId, watched: Option<&Watched>) -> Content {
 
 fn bypass_report(pod: PodId, bypass: Option<&Bypass>) -> Content {
     Content::Bypass(BypassReport { pod: Some(pod), bypass: bypass.copied() })
+}
+
+fn ended_report(pod: PodId, ended: Option<&Ended>) -> Content {
+    Content::Ended(EndedReport { pod: Some(pod), ended: ended.cloned() })
 }
 
 /// What is not in `sent` yet, of pods that the manager has sent policies of. A pod that has no state any more is

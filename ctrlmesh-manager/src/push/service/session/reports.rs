@@ -1,11 +1,16 @@
 //! Takes what proxies report of pods.
 
-use ctrlmesh_common::wire::{BypassReport, Content, PodId, Report, TrafficReport, WatchReport};
+use std::sync::Arc;
+
+use ctrlmesh_common::wire::{BypassReport, Content, EndedReport, PodId, Report, TrafficReport, WatchReport};
 use tonic::Status;
 
 use super::Session;
 use crate::metrics::Refused;
+use crate::push::policy_store::{Reader, Subject};
+use crate::push::service::PushService;
 use crate::push::service::delivery::TooMany;
+use crate::rules::pod::PodName;
 
 impl Session {
     /// Takes a report on one pod. What a newer proxy reports beside is passed over.
@@ -32,26 +37,12 @@ impl Session {
             Some(Content::Verdict(verdict)) => delivery.take_verdict(verdict, &pod, &self.push),
             Some(Content::Guards(guards)) => delivery.take_guards(guards.states),
             Some(Content::Webhook(webhook)) => delivery.take_webhook(webhook.state),
-            Some(Content::Traffic(TrafficReport { traffic, .. })) => delivery.count_state_report().map(|()| {
-                if self.reader.speaks_for(delivery.inside) {
-                    self.push.store.receive_traffic(None, (&pod, &delivery.uid), &self.by, traffic);
-                }
+            Some(state) => delivery.count_state_report().map(|()| {
+                let (pod, inside) = ((&pod, delivery.uid.as_str()), delivery.inside);
+                take_state(&self.push, Reporter { by: &self.by, reader: &self.reader, inside }, pod, state);
                 false
             }),
-            Some(Content::Watches(WatchReport { watched, .. })) => delivery.count_state_report().map(|()| {
-                if self.reader.speaks_for(delivery.inside) {
-                    self.push.store.receive_watches(None, (&pod, &delivery.uid), &self.by, watched);
-                }
-                false
-            }),
-            Some(Content::Bypass(BypassReport { bypass, .. })) => delivery.count_state_report().map(|()| {
-                // Of a pod with a proxy inside, nothing is dropped.
-                if let Some(bypass) = bypass.filter(|_| self.reader.speaks_for(delivery.inside)) {
-                    self.push.bypasses.tell(&pod, &delivery.uid, bypass.packets);
-                }
-                false
-            }),
-            _ => Ok(false),
+            None => Ok(false),
         };
         let refuse = |TooMany| {
             let status = Status::resource_exhausted("too many reports on one pod");
@@ -61,6 +52,33 @@ impl Session {
             self.receipt(&pod, true);
         }
         Ok(())
+    }
+}
+
+/// The proxy that reports on a pod.
+#[derive(Clone, Copy)]
+struct Reporter<'a> {
+    by: &'a Arc<str>,
+    reader: &'a Reader,
+    /// Whether the pod has a proxy inside.
+    inside: bool,
+}
+
+/// Takes what decides nothing by itself. `of` are name and UID of the pod.
+fn take_state(push: &PushService, Reporter { by, reader, inside }: Reporter<'_>, of: (&PodName, &str), state: Content) {
+    let (counts, store) = (reader.speaks_for(inside), &push.store);
+    match state {
+        Content::Traffic(TrafficReport { traffic, .. }) if counts => store.receive_traffic(None, of, by, traffic),
+        Content::Watches(WatchReport { watched, .. }) if counts => store.receive_watches(None, of, by, watched),
+        // Of a pod with a proxy inside, nothing is dropped.
+        Content::Bypass(BypassReport { bypass: Some(bypass), .. }) if counts => {
+            push.bypasses.tell(of.0, of.1, bypass.packets);
+        }
+        // A proxy inside a pod does not see the processes of other containers. So of its pod, too, the node says it.
+        Content::Ended(EndedReport { ended, .. }) if matches!(reader.subject(), Subject::Node(_)) => {
+            store.receive_ended(None, of, by, ended);
+        }
+        _ => {}
     }
 }
 
@@ -74,5 +92,6 @@ fn subject(content: &Content) -> Option<&PodId> {
         Content::Traffic(traffic) => traffic.pod.as_ref(),
         Content::Watches(watches) => watches.pod.as_ref(),
         Content::Bypass(bypass) => bypass.pod.as_ref(),
+        Content::Ended(ended) => ended.pod.as_ref(),
     }
 }
