@@ -179,6 +179,19 @@ impl SlotSet {
         filled.collect()
     }
 
+    /// Divides the set like [`divide_from`](Self::divide_from), but only among the shares that had any of it. Where
+    /// none had, among all.
+    #[must_use]
+    pub fn divide_among_owners(self, former: &[Self]) -> Vec<Self> {
+        let owns = |share: &Self| !share.intersection(self).is_empty();
+        if !former.iter().any(owns) {
+            return self.divide_from(former);
+        }
+        let owners: Vec<Self> = former.iter().copied().filter(owns).collect();
+        let mut parts = self.divide_from(&owners).into_iter();
+        former.iter().map(|share| if owns(share) { parts.next().unwrap_or_default() } else { Self::EMPTY }).collect()
+    }
+
     /// The sizes of shares that differ by at most one. Shares that had more are the larger ones, then the first.
     fn sizes_from(self, had: &[Self]) -> Vec<usize> {
         let Some(mut rest) = self.len().checked_rem(had.len()) else {
@@ -356,6 +369,19 @@ mod tests {
             let kept = had.iter().zip(&divided).map(|(had, share)| had.intersection(*share).len());
             prop_assert_eq!(kept.sum::<usize>(), most);
             prop_assert_eq!(set.divide_from(&divided), divided, "what is balanced stays");
+        }
+
+        #[test]
+        fn only_owners_get_anything(bits: u32, bounds in vec(any::<u32>(), 1..12)) {
+            let (set, former): (_, Vec<SlotSet>) = (SlotSet(bits), bounds.into_iter().map(SlotSet).collect());
+            let divided = set.divide_among_owners(&former);
+            prop_assert_eq!(divided.len(), former.len());
+            prop_assert_eq!(divided.iter().fold(SlotSet::EMPTY, |all, share| all.union(*share)), set);
+            prop_assert_eq!(divided.iter().map(|share| share.len()).sum::<usize>(), set.len());
+            let had_any = former.iter().any(|share| !share.intersection(set).is_empty());
+            for (share, part) in former.iter().zip(&divided) {
+                prop_assert!(part.is_empty() || !had_any || !share.intersection(set).is_empty());
+            }
         }
 
         #[test]

@@ -5,6 +5,7 @@ pub mod write_error;
 pub mod served_resources;
 pub mod event_recorder;
 pub mod cache;
+mod comebacks;
 pub mod plan;
 pub mod confirmations;
 pub mod evidence;

@@ -2,7 +2,7 @@
 //!
 //! With `CTRLMESH_GOLDEN=write` in the environment, what follows is written instead; read the difference.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -37,6 +37,8 @@ fn compiled(case: &Path) -> Result<Compiled> {
         first_ordinals: &manifests.first_ordinals,
         unenrolled: &manifests.unenrolled(),
         evidence: &BTreeMap::new(),
+        leads: true,
+        held_back: &BTreeSet::new(),
         labelling: &labelling,
     };
     Ok(compile(world, &before.policies))

@@ -1,6 +1,6 @@
 //! `compile`: prints the policy of every pod in files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Write as _, stdout};
 use std::path::PathBuf;
@@ -48,6 +48,8 @@ impl Compile {
             first_ordinals: &manifests.first_ordinals,
             unenrolled: &manifests.unenrolled(),
             evidence: &BTreeMap::new(),
+            leads: true,
+            held_back: &BTreeSet::new(),
             labelling: &self.labels.labelling()?,
         };
         let compiled = compile(world, &before.policies);

@@ -162,6 +162,12 @@ pub struct RelatedResources {
         .message("auto.shardingSize: at most the number of hashes that canary.inShardHash leaves of 32"),
     validation = Rule::new("!has(self.rollout) || !has(self.fence) || self.fence != 'Off'")
         .message("rollout: needs fence Server or Proxy; without a fence, what moves could have two writers"),
+    validation = Rule::new("!has(self.auto) || !has(self.auto.elastic) && has(self.auto.everyShardReplicas) || !has(self.fence) || self.fence != 'Off'")
+        .message("auto.elastic: needs fence Server or Proxy; without a fence, what moves could have two writers. Write everyShardReplicas instead"),
+    validation = Rule::new("!has(self.auto) || !has(self.auto.elastic) && has(self.auto.everyShardReplicas) || !has(self.onLoss) || self.onLoss != 'Restart'")
+        .message("auto.elastic: is not allowed with onLoss Restart; each pod that comes would restart others, which would lose their share by that. Write everyShardReplicas instead"),
+    validation = Rule::new("!has(self.auto) || !has(self.auto.elastic) && has(self.auto.everyShardReplicas) || !has(self.rollout)")
+        .message("auto.elastic: is not allowed with rollout. Write everyShardReplicas instead"),
     validation = Rule::new(rules::EVERYTHING_LAST).message("rollout.steps: only the last step may say 100 percent"),
     validation = Rule::new(rules::SHADOW_FIRST).message("rollout.steps: only the first step may say shadow"),
     validation = Rule::new(rules::EVERY_SLOT_ONCE)
@@ -214,6 +220,11 @@ pub struct Root {
 }
 
 impl Root {
+    /// Whether only shards with a ready pod own hashes.
+    pub fn is_elastic(&self) -> bool {
+        self.auto.as_ref().is_some_and(Auto::is_elastic)
+    }
+
     /// Who refuses writes, where the root says so and where it does not.
     pub fn fence_mode(&self) -> FenceMode {
         self.fence.unwrap_or(FenceMode::Server)
@@ -280,16 +291,32 @@ pub struct Canary {
 }
 
 /// Even shares.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.elastic) || !has(self.everyShardReplicas) || self.everyShardReplicas == 1")
+        .message("everyShardReplicas: with elastic, each shard has one pod; others take over when it is away")
+)]
 pub struct Auto {
-    /// Into how many shards the hashes are divided, 1 to 32; their sizes differ by at most one hash.
+    /// Into how many shards the hashes are divided, 1 to 32; their sizes differ by at most one hash. With `elastic`
+    /// into how many at most.
     #[schemars(range(min = 1, max = 32))]
     pub sharding_size: i32,
-    /// How many pods each shard has, 1 to 1000: one works, the others stand by.
+    /// How many pods each shard has, 1 to 1000: one works, the others stand by. Absent: one, and the shares are
+    /// `elastic`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
-    pub every_shard_replicas: i32,
+    pub every_shard_replicas: Option<i32>,
+    /// The shares follow the pods: only shards with a ready pod own hashes. Absent: each shard keeps its share while it
+    /// has no ready pod, unless `everyShardReplicas` is absent, too. Needs the fence `Server` or `Proxy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<Elastic>,
 }
+
+/// Shares that follow the pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Elastic {}
 
 /// One shard, as written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -305,6 +332,18 @@ pub struct Manual {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: Option<i32>,
+}
+
+impl Auto {
+    /// How many pods each shard has.
+    pub fn replicas(&self) -> i32 {
+        self.every_shard_replicas.unwrap_or(1)
+    }
+
+    /// Whether only shards with a ready pod own hashes.
+    pub fn is_elastic(&self) -> bool {
+        self.elastic.is_some() || self.every_shard_replicas.is_none()
+    }
 }
 
 impl Limit {

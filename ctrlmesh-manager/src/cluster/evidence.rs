@@ -3,7 +3,7 @@
 //!
 //! The leader makes the next plan with it. It is gathered from the plan, from the proxies' receipts and from the probes
 //! of the API server, and again when time alone proves more. Other replicas follow, so that they can lead at any time,
-//! but plan with nothing: they give out what the leader wrote, not what might follow it.
+//! but give out what the leader wrote, not what might follow it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,6 +37,9 @@ pub struct InForce {
     /// Of the policy.
     pub digest: u64,
 }
+
+/// What is proved. `None`: this replica does not lead.
+pub type LeadersEvidence = Option<Arc<Evidences>>;
 
 pub struct EvidenceFollower<Receipts, Fences> {
     pub plans: Plans,
@@ -103,7 +106,7 @@ where
     Fences: Clone + Send + Sync,
 {
     /// Sends what is proved whenever that changes, until the plans end.
-    pub async fn run(mut self, evidence: watch::Sender<Arc<Evidences>>) {
+    pub async fn run(mut self, evidence: watch::Sender<LeadersEvidence>) {
         let mut times = Times::default();
         loop {
             let begun = time::Instant::now();
@@ -123,11 +126,11 @@ where
                 let within = self.acknowledge_within;
                 let (proved, again) = times.gather(plan, &receipts, server, within, leader, Instant::now());
                 let leads = self.leadership.is_held();
-                (gathered, due) = if leads { (proved, again) } else { (Evidences::new(), None) };
+                (gathered, due) = if leads { (Some(proved), again) } else { (None, None) };
                 evidence.send_if_modified(|before| {
-                    let changed = **before != gathered;
+                    let changed = before.as_deref() != gathered.as_ref();
                     if changed {
-                        *before = Arc::new(gathered);
+                        *before = gathered.map(Arc::new);
                     }
                     changed
                 });

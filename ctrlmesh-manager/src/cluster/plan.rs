@@ -13,9 +13,10 @@ use tracing::{error, warn};
 
 use crate::cluster::backoff::Backoff;
 use crate::cluster::cache::{Cache, Snapshot};
+use crate::cluster::comebacks::Comebacks;
+use crate::cluster::evidence::LeadersEvidence;
 use crate::drain::Drain;
 use crate::rules::compile::{self, Compiled, PoliciesByPod, Record};
-use crate::rules::evidence::Evidences;
 use crate::rules::fenced::is_handing_back;
 use crate::rules::object_name::full_name;
 
@@ -60,7 +61,8 @@ impl Plan {
 /// `None` until the cache is synced.
 pub type Plans = watch::Receiver<Option<Arc<Plan>>>;
 
-pub fn start(cache: Arc<Cache>, evidence: watch::Receiver<Arc<Evidences>>, drain: &Drain) -> Plans {
+/// A replica that does not lead has no evidence: it plans what the leader wrote.
+pub fn start(cache: Arc<Cache>, evidence: watch::Receiver<LeadersEvidence>, drain: &Drain) -> Plans {
     let (sender, plans) = watch::channel(None);
     drain.spawn_until_started(follow(cache, evidence, sender));
     plans
@@ -68,17 +70,21 @@ pub fn start(cache: Arc<Cache>, evidence: watch::Receiver<Arc<Evidences>>, drain
 
 async fn follow(
     cache: Arc<Cache>,
-    mut evidence: watch::Receiver<Arc<Evidences>>,
+    mut evidence: watch::Receiver<LeadersEvidence>,
     plans: watch::Sender<Option<Arc<Plan>>>,
 ) {
     cache.synced().await;
     let mut changes = cache.changes();
     let mut last = Arc::<Plan>::default();
-    let mut troubles = Vec::new();
+    let (mut troubles, mut comebacks) = (Vec::new(), Comebacks::default());
     loop {
         changes.mark_unchanged();
         let begun = Instant::now();
-        let snapshot = Snapshot { evidence: evidence.borrow_and_update().clone(), ..cache.snapshot() };
+        let snapshot = cache.snapshot();
+        let (held_back, due) = comebacks.follow(&snapshot.members, begun);
+        let gathered = evidence.borrow_and_update().clone();
+        let (follows, gathered) = (gathered.is_none(), gathered.unwrap_or_default());
+        let snapshot = Snapshot { evidence: gathered, follows, held_back, ..snapshot };
         let before = Arc::clone(&last);
         // Compiling for thousands of pods would block the runtime.
         match task::spawn_blocking(move || of(snapshot, before.sendable())).await {
@@ -99,14 +105,23 @@ async fn follow(
                 }
             }
             () = proved(&mut evidence) => {}
+            () = sleep_until(due) => {}
         }
         let gather = if last.moves() { GATHER_MOVING } else { GATHER };
         time::sleep_until(backoff.until(Instant::now() + gather)).await;
     }
 }
 
+/// For ever, if there is no such moment.
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Waits until more is proved; for ever, if nobody gathers that.
-async fn proved(evidence: &mut watch::Receiver<Arc<Evidences>>) {
+async fn proved(evidence: &mut watch::Receiver<LeadersEvidence>) {
     if evidence.changed().await.is_err() {
         std::future::pending::<()>().await;
     }

@@ -63,6 +63,10 @@ pub struct World<'a> {
     pub unenrolled: &'a BTreeMap<String, Vec<Member>>,
     /// What is proved about roots that are fenced.
     pub evidence: &'a Evidences,
+    /// Whether ownership is decided here. If not, it is what stands in the tables: somebody else may know more.
+    pub leads: bool,
+    /// UIDs of pods that have come back only just: their elastic shards own nothing while others do.
+    pub held_back: &'a BTreeSet<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

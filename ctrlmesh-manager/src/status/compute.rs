@@ -144,7 +144,7 @@ pub fn of(
         status.changed_at.clone_from(&config.metadata.resource_version);
     }
     let accepted = accepted(config, &full_name, plan);
-    let programmed = programmed::of(config, record.or(root_record), &all, &plan.snapshot.unfit_nodes, inputs);
+    let programmed = programmed::of(config, record.or(root_record), &all, (index, plan), inputs);
     let coverage = inputs.coverages.of(if is_root { &full_name } else { root.as_deref().unwrap_or_default() });
     let degraded = degraded(&full_name, record, &all, plan, inputs, coverage);
     let settled = config.spec.root.as_ref().map(|rule| ("Settled", settled(rule, record)));

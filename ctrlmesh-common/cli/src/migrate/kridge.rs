@@ -107,7 +107,7 @@ mod tests {
         assert!(validate::sharding_config(&config, &[], None).errors.is_empty(), "{root}");
         let rule = config.spec.root.unwrap();
         let (auto, canary) = (rule.auto.unwrap(), rule.canary.unwrap());
-        assert_eq!((auto.sharding_size, auto.every_shard_replicas), (2, 1));
+        assert_eq!((auto.sharding_size, auto.every_shard_replicas), (2, Some(1)));
         assert_eq!((canary.replicas, canary.in_shard_hash), (3, vec!["4".to_owned()]));
     }
 

@@ -54,11 +54,14 @@ impl Division {
     /// As the root divides now.
     ///
     /// # Errors
-    /// It is switched off, or invalid, or a version is tried in a part of the slots.
+    /// It is switched off, or invalid, or elastic, or a version is tried in a part of the slots.
     pub(super) fn of(root: &ShardingConfig, live: &Live, live_pods: &LivePods) -> Result<Self, SteerError> {
         let name = root.name_any();
         if let Some(trial) = Versions::of(root).trial() {
             return Err(SteerError::Trial { name, revision: trial.revision.clone() });
+        }
+        if root.spec.root.as_ref().is_some_and(Root::is_elastic) {
+            return Err(SteerError::Elastic { name });
         }
         let made: Vec<&ShardingConfig> = live.configs.iter().filter(|one| is_made_by(root, one)).collect();
         let shards = shard::divide(root, &live.labelling, &live.namespaces, &made);

@@ -38,6 +38,10 @@ pub(crate) enum SteerError {
         "root {name:?} tries revision {revision}, which owns a part of the slots: end the trial first, by `ctrlmesh rollout promote --full` or `ctrlmesh rollout abort`"
     )]
     Trial { name: String, revision: String },
+    #[error(
+        "the shares of root {name:?} follow its pods, and nobody gives them to a shard by hand: write `spec.root.auto.everyShardReplicas: 1` in the place of `elastic` first"
+    )]
+    Elastic { name: String },
     #[error("divide ShardingConfig {name}")]
     Divide { name: String, source: DivideError },
     #[error(

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::handover::{self, Desired, Server, Step, Waiting};
-use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::slots::SlotSet;
 
 use super::owning::{self, Workload};
@@ -60,8 +60,13 @@ pub(super) fn next(
         hash,
         is_leaving: is_handing_back(root),
         versions: Versions::of(root),
+        is_elastic: rule.is_elastic(),
+        held_back: world.held_back,
     };
     let current = current(root);
+    if !world.leads && current != Ownership::default() {
+        return Some(Handover { step: Step { table: current, waiting: Vec::new() }, waiting: Vec::new() });
+    }
     let mut desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
     // Nobody fences or labels by a root from a file, which has no generation.
     let is_watched = is_server_fenced(rule) && root.metadata.generation.is_some();
@@ -104,7 +109,12 @@ fn awaited(
     if !proofs.is_empty() || workload.is_leaving {
         return proofs;
     }
-    owning::awaited(workload.shares, desired).into_iter().map(|shard| no_ready_pod(shard, shards, step)).collect()
+    let unsharded = desired.slots.iter().filter(|(_, owner)| *owner == UNSHARDED);
+    let unsharded: SlotSet = unsharded.map(|(slot, _)| *slot).collect();
+    if workload.is_elastic && !unsharded.is_empty() {
+        return vec![format!("pods that are not enrolled have slots {unsharded} until they end, or others are ready")];
+    }
+    owning::awaited(workload, desired).into_iter().map(|shard| no_ready_pod(shard, shards, step)).collect()
 }
 
 /// What the protocol waits for. `pods` are names by UID.

@@ -3,6 +3,9 @@
 //! Pure. A shard gets its share once it has a pod that serves. Until then the share stays with its present owner,
 //! while that one lives. Pods of the workload that are not enrolled are an owner, too. A pod lives until it has ended.
 //!
+//! Elastic shares follow the pods: shards with a pod that serves divide what all of them own, with the fewest moves.
+//! While there is none, everything stays with its present owner.
+//!
 //! While a new version is tried, shards without a pod that lives are stood in for: a StatefulSet ends a pod of the old
 //! version before there is one of the new one. What a new version owned and may own no more never stays with it.
 
@@ -29,6 +32,10 @@ pub(super) struct Workload<'a> {
     /// Whether the root is being deleted.
     pub(super) is_leaving: bool,
     pub(super) versions: Versions<'a>,
+    /// Whether only shards with a pod that serves own slots.
+    pub(super) is_elastic: bool,
+    /// UIDs of pods that have come back only just.
+    pub(super) held_back: &'a BTreeSet<String>,
 }
 
 /// Which owners there are.
@@ -36,8 +43,12 @@ struct Owners<'a> {
     versions: Versions<'a>,
     /// Shards with a pod that serves.
     serving: BTreeSet<&'a str>,
+    /// Those of them with a pod that is not held back.
+    steady: BTreeSet<&'a str>,
     /// Owners with a pod that lives.
     live: BTreeSet<&'a str>,
+    /// How many pods live that are not enrolled.
+    unsharded: usize,
 }
 
 /// `epoch` is the newest that the operator has used.
@@ -46,6 +57,9 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     let mut slots: BTreeMap<Slot, String> = BTreeMap::new();
     for share in workload.shares {
         slots.extend(share.slots.iter().map(|slot| (slot, owners.of_slot(share, slot, current))));
+    }
+    if workload.is_elastic {
+        slots.extend(owners.elastic(workload.shares, current));
     }
     for share in workload.shares {
         for slot in share.slots.iter() {
@@ -103,25 +117,37 @@ pub(super) fn stay(desired: &mut Desired, current: &Ownership) -> bool {
     *desired != before
 }
 
-/// Of each slot and pinned namespace, the shard that the root names, where it is not the owner in `desired`.
-pub(super) fn awaited<'a>(shares: &'a [Share], desired: &Desired) -> BTreeSet<&'a str> {
+/// Of each slot and pinned namespace, the shard that the root names, where it is not the owner in `desired`. An elastic
+/// root does not say which of its shards owns a slot.
+pub(super) fn awaited<'a>(workload: Workload<'a>, desired: &Desired) -> BTreeSet<&'a str> {
+    let is_elastic = |share: &Share| workload.is_elastic && !share.canary;
+    let elastic: BTreeSet<&str> =
+        workload.shares.iter().filter(|share| is_elastic(share)).map(|share| share.name.as_str()).collect();
+    let owns = |share: &Share, slot| {
+        let owner = desired.slots.get(&slot);
+        owner == Some(&share.name) || is_elastic(share) && owner.is_some_and(|owner| elastic.contains(owner.as_str()))
+    };
     let is_owner = |share: &Share| {
-        share.slots.iter().all(|slot| desired.slots.get(&slot) == Some(&share.name))
+        share.slots.iter().all(|slot| owns(share, slot))
             && share.namespaces.iter().all(|namespace| desired.namespaces.get(namespace) == Some(&share.name))
     };
-    shares.iter().filter(|share| !is_owner(share)).map(|share| share.name.as_str()).collect()
+    workload.shares.iter().filter(|share| !is_owner(share)).map(|share| share.name.as_str()).collect()
 }
 
 impl<'a> Owners<'a> {
     fn of(workload: Workload<'a>, current: &'a Ownership) -> Self {
         let placed = |pod: &Member| workload.placed.get(&pod.name.name).map(String::as_str);
-        let serving = workload.enrolled.iter().filter(|pod| pod.serves()).filter_map(|pod| placed(pod));
+        let serving = || workload.enrolled.iter().filter(|pod| pod.serves());
+        let steady = serving().filter(|pod| !workload.held_back.contains(&pod.uid)).filter_map(|pod| placed(pod));
+        let (serving, steady): (BTreeSet<_>, BTreeSet<_>) =
+            (serving().filter_map(|pod| placed(pod)).collect(), steady.collect());
         // The table says for whom a pod works; before it does, its shard.
         let owner = |pod: &&Member| owner_in(current, &pod.uid).or_else(|| placed(pod));
         let enrolled = live(workload.enrolled).filter_map(|pod| owner(&pod));
         let unenrolled = live(workload.unenrolled).map(|_| UNSHARDED);
-        let (serving, live) = (serving.collect(), enrolled.chain(unenrolled).collect());
-        Self { versions: workload.versions, serving, live }
+        let live = enrolled.chain(unenrolled).collect();
+        let unsharded = self::live(workload.unenrolled).count();
+        Self { versions: workload.versions, serving, steady, live, unsharded }
     }
 
     fn of_slot(&self, share: &Share, slot: Slot, current: &Ownership) -> String {
@@ -140,6 +166,33 @@ impl<'a> Owners<'a> {
             _ => meant,
         };
         owner.to_owned()
+    }
+
+    /// The owners of the slots of elastic shares, if any of these has a pod that serves. Pods that are not enrolled
+    /// count for as many shards: so what they have moves once, as they are replaced.
+    fn elastic(&self, shares: &[Share], current: &Ownership) -> BTreeMap<Slot, String> {
+        let elastic = || shares.iter().filter(|share| !share.canary && share.second == self.versions.main_is_second());
+        // Whoever runs before the first table has all of it.
+        let is_known = |slot: &Slot| self.unsharded == 0 || present(current, *slot, None).is_some();
+        let all = elastic().flat_map(|share| share.slots.iter()).filter(is_known).collect::<SlotSet>();
+        let owned = |owner: &str| all.iter().filter(|slot| present(current, *slot, None) == Some(owner)).collect();
+        let serving = elastic().map(|share| share.name.as_str()).filter(|name| self.serving.contains(name));
+        let mut owners: Vec<(&str, SlotSet)> = serving.map(|name| (name, owned(name))).collect();
+        // One that is held back keeps what it has, but gets nothing.
+        let counts = |(name, has): &(&str, SlotSet)| self.steady.contains(name) || !has.is_empty();
+        if owners.iter().any(counts) {
+            owners.retain(counts);
+        }
+        if owners.is_empty() {
+            return BTreeMap::new();
+        }
+        let unsharded = (0..self.unsharded).map(|number| if number == 0 { owned(UNSHARDED) } else { SlotSet::EMPTY });
+        owners.extend(unsharded.map(|has| (UNSHARDED, has)));
+        let parts = all.divide_from(&owners.iter().map(|(_, has)| *has).collect::<Vec<_>>());
+        let parts = owners.iter().zip(parts);
+        parts
+            .flat_map(|((owner, _), part)| part.iter().map(|slot| (slot, (*owner).to_owned())).collect::<Vec<_>>())
+            .collect()
     }
 
     /// Whether what is of `share` may stay with `present`: not with a version that is tried, if it may not own it.

@@ -51,6 +51,8 @@ pub(super) fn compiled(texts: &[String], members: &[Member], before: &Compiled) 
         first_ordinals: &manifests.first_ordinals,
         unenrolled: &manifests.unenrolled(),
         evidence: &BTreeMap::new(),
+        leads: true,
+        held_back: &BTreeSet::new(),
         labelling: &labelling,
     };
     compile(world, &before.policies)
@@ -338,6 +340,8 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
         first_ordinals: &first_ordinals,
         unenrolled: &BTreeMap::new(),
         evidence: &BTreeMap::new(),
+        leads: true,
+        held_back: &BTreeSet::new(),
         labelling: &Labelling::default(),
     };
     let (operators, _) = operators(world);

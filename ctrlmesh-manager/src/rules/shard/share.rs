@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::api::{Canary, Root, SelectorOperator, ShardingConfig};
+use ctrlmesh_common::api::{Auto, Canary, Root, SelectorOperator, ShardingConfig};
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
@@ -127,7 +127,7 @@ pub fn existing_shares(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
         let id = parts.next().and_then(|id| id.parse().ok()).unwrap_or(i32::MAX);
         let canary = is_canary || second && id == 0;
         let manual = rule.manual.iter().find(|one| one.id == id);
-        let normal = rule.auto.as_ref().map(|auto| auto.every_shard_replicas);
+        let normal = rule.auto.as_ref().map(Auto::replicas);
         let normal = normal.or(manual.and_then(|manual| manual.replicas));
         let of_canary = rule.canary.as_ref().map(|canary| canary.replicas);
         let replicas = count(if canary { of_canary } else { normal }.unwrap_or(1)).max(1);
@@ -135,9 +135,20 @@ pub fn existing_shares(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
         let share = Share { name: name.to_owned(), canary, second, replicas, slots, namespaces };
         ((!canary, id, name.to_owned()), share)
     };
-    let mut all: Vec<_> = shards.iter().map(share).collect();
+    // Of elastic ones, no pod may get one that owns nothing: nobody gives it anything any more.
+    let owns = |config: &&&ShardingConfig| !selects_nothing(config);
+    let has_owner = rule.is_elastic() && shards.iter().any(|config| owns(&config));
+    let mut all: Vec<_> = shards.iter().filter(|config| !has_owner || owns(config)).map(share).collect();
     all.sort_by(|one, other| one.0.cmp(&other.0));
     all.into_iter().map(|(_, share)| share).collect()
+}
+
+/// Whether the root has given it nothing.
+fn selects_nothing(config: &ShardingConfig) -> bool {
+    config.spec.limits.iter().all(|limit| {
+        let expressions = limit.selector.iter().flat_map(|selector| &selector.match_expressions);
+        expressions.into_iter().any(|one| one.values == [NO_NAMESPACE])
+    })
 }
 
 /// The canary's namespaces, unless its hashes contain them all.
@@ -161,8 +172,9 @@ fn normal(root: &Root, left: SlotSet, former: &Former<'_>, second: bool) -> Vec<
         // What one version's shard has is taken over by the shard of the same number.
         let names = |id| [second, !second].map(|second| shard_name(&root.prefix, id, second));
         let names: Vec<[String; 2]> = ids.clone().map(names).collect();
-        let parts = ids.zip(left.divide_from(&former.slots(&names)));
-        return parts.map(|(id, part)| share(id, auto.every_shard_replicas, part)).collect();
+        let former = former.slots(&names);
+        let parts = if auto.is_elastic() { left.divide_among_owners(&former) } else { left.divide_from(&former) };
+        return ids.zip(parts).map(|(id, part)| share(id, auto.replicas(), part)).collect();
     }
     let manual = root.manual.iter();
     let mut shares: Vec<(usize, Share)> = manual

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::api::{Canary, Root};
+use ctrlmesh_common::api::{Auto, Canary, FenceMode, OnLoss, Root};
 use ctrlmesh_common::names::{MAX_PREFIX_BYTES, is_dns_subdomain};
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
@@ -29,18 +29,10 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     rollout::check(root, report);
     let canary = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| check_canary(canary, report));
     if let Some(auto) = &root.auto {
-        let left = canary.complement().len();
-        if left == 0 {
-            report.error("spec.root.auto.shardingSize", "no shard can be made, because canary.inShardHash has every hash; allowed is a canary that leaves at least one");
-        } else if !usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size)) {
-            report.error(
-                "spec.root.auto.shardingSize",
-                format!(
-                    "{} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves",
-                    auto.sharding_size
-                ),
-            );
-        }
+        check_auto(auto, canary.complement().len(), report);
+    }
+    if root.is_elastic() {
+        check_elastic(root, report);
     }
     if root.disable == Some(true) {
         return;
@@ -51,6 +43,39 @@ pub(super) fn check(root: &Root, report: &mut Report) {
         (Some(_), false) | (None, true) => {
             report.error("spec.root.auto", "exactly one of auto and manual is required, unless disable is true");
         }
+    }
+}
+
+/// The canary leaves so many hashes.
+fn check_auto(auto: &Auto, left: usize, report: &mut Report) {
+    if left == 0 {
+        report.error("spec.root.auto.shardingSize", "no shard can be made, because canary.inShardHash has every hash; allowed is a canary that leaves at least one");
+    } else if !usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size)) {
+        let size = auto.sharding_size;
+        let message =
+            format!("{size} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves");
+        report.error("spec.root.auto.shardingSize", message);
+    }
+    if auto.is_elastic() && auto.replicas() != 1 {
+        let message = "with elastic, each shard has one pod; others take over when it is away";
+        report.error("spec.root.auto.everyShardReplicas", message);
+    }
+}
+
+fn check_elastic(root: &Root, report: &mut Report) {
+    let messages = [
+        (
+            root.fence_mode() == FenceMode::Off,
+            "needs fence Server or Proxy; without a fence, what moves could have two writers",
+        ),
+        (
+            root.on_loss == Some(OnLoss::Restart),
+            "is not allowed with onLoss Restart; each pod that comes would restart others, which would lose their share by that",
+        ),
+        (root.rollout.is_some(), "is not allowed with rollout"),
+    ];
+    for (_, message) in messages.into_iter().filter(|(is_wrong, _)| *is_wrong) {
+        report.error("spec.root.auto.elastic", format!("{message}. Write everyShardReplicas instead"));
     }
 }
 

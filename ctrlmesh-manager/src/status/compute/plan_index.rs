@@ -36,12 +36,21 @@ impl<'a> PlanIndex<'a> {
 
     /// `NAMESPACE/NAME` of the root that made `config`.
     pub(super) fn root(&self, config: &ShardingConfig) -> Option<String> {
+        self.root_of(config).map(|root| full_name(&root.metadata))
+    }
+
+    /// Whether the root that made `config` has shards that nobody needs now: for further replicas, or another version.
+    pub(super) fn may_be_spare(&self, config: &ShardingConfig) -> bool {
+        let rule = self.root_of(config).and_then(|root| root.spec.root.as_ref());
+        rule.is_some_and(|rule| rule.is_elastic() || rule.rollout.is_some())
+    }
+
+    fn root_of(&self, config: &ShardingConfig) -> Option<&'a ShardingConfig> {
         if config.spec.root.is_some() {
             return None;
         }
         let roots = self.roots.get(&config.metadata.namespace.as_deref()).into_iter().flatten();
-        let root = roots.copied().find(|root| shard::is_of(root, config))?;
-        Some(full_name(&root.metadata))
+        roots.copied().find(|root| shard::is_of(root, config))
     }
 
     /// The pods of all shards of `record`, or of the shard `name` itself, perhaps of `root`.

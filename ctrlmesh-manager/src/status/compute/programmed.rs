@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::Redirect;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::StatusInputs;
+use super::plan_index::PlanIndex;
+use crate::cluster::plan::Plan;
 use crate::rules::compile::{CompiledPolicy, Record};
+use crate::rules::object_name::name;
 use crate::rules::pod::Member;
 use crate::status::finding::{Finding, finding};
 
@@ -18,7 +22,7 @@ pub(super) fn of(
     config: &ShardingConfig,
     record: Option<&Record>,
     pods: &[(&Member, &CompiledPolicy)],
-    unfit_nodes: &BTreeSet<String>,
+    (index, plan): (&PlanIndex<'_>, &Plan),
     inputs: StatusInputs<'_>,
 ) -> Finding {
     let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.terminating).collect();
@@ -33,19 +37,33 @@ pub(super) fn of(
     });
     let (acknowledged, all, epoch) = (acknowledged.count(), staying.len(), record.epoch);
     match (acknowledged, all) {
+        (_, 0) if index.may_be_spare(config) && owns_nothing(config, record) => {
+            finding(true, "Spare", "no pod is of it, and it owns nothing")
+        }
         (_, 0) => finding(false, "NoPods", "no pod is enrolled"),
         (some, all) if some == all => {
             let message = format!("every proxy, {all} of {all}, has acknowledged epoch {epoch}");
             finding(true, "Acknowledged", message)
         }
         _ => {
-            if let Some(unserved) = unserved(staying.iter().map(|(member, _)| *member), unfit_nodes) {
+            if let Some(unserved) = unserved(staying.iter().map(|(member, _)| *member), &plan.snapshot.unfit_nodes) {
                 return finding(false, "NodeCannotServe", unserved);
             }
             let message = format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
             finding(false, "Waiting", message)
         }
     }
+}
+
+/// Whether the root gives this shard nothing, and has taken nothing from it that is not another's yet.
+fn owns_nothing(shard: &ShardingConfig, root: &Record) -> bool {
+    let name = name(&shard.metadata);
+    let owns = |table: &Ownership| {
+        let revoked = table.revoked.iter();
+        let revoked = revoked.flat_map(|revoked| revoked.slots.values().chain(revoked.namespaces.values()));
+        table.slots.values().chain(table.namespaces.values()).chain(revoked).any(|owner| owner == name)
+    };
+    root.ownership.as_ref().is_some_and(|table| !owns(table))
 }
 
 fn was_programmed(config: &ShardingConfig, record: &Record) -> bool {

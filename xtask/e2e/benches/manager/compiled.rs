@@ -41,6 +41,8 @@ pub(crate) fn measure(configs: usize, pods: usize) {
         first_ordinals: &first_ordinals,
         unenrolled: &BTreeMap::new(),
         evidence: &BTreeMap::new(),
+        leads: true,
+        held_back: &BTreeSet::new(),
         labelling: &labelling,
     };
     let mut times = Vec::new();

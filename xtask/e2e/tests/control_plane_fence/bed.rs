@@ -91,7 +91,7 @@ async fn keep(plane: &ControlPlane, dial: Dial) -> Result<FenceStates> {
     create::<Namespace>(&Api::all(client.clone()), json!({"metadata": {"name": namespace}})).await?;
     let drain = Drain::default();
     let cache = Cache::start(&client, SYSTEM, Labelling::default(), &drain);
-    let compiled = plan::start(Arc::clone(&cache), watch::channel(Arc::default()).1, &drain);
+    let compiled = plan::start(Arc::clone(&cache), watch::channel(Some(Arc::default())).1, &drain);
     let (states, known) = watch::channel(Arc::default());
     let keeper = FenceKeeper { client, namespace, cache, plans: compiled, dial, may_write: || true, states };
     // It goes on until its runtime ends.

@@ -9,6 +9,7 @@
 mod bed;
 mod blows;
 mod clock;
+mod elastic;
 mod enrolment;
 #[path = "../harness/mod.rs"]
 mod harness;

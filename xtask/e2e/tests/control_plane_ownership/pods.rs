@@ -145,6 +145,13 @@ impl Bed {
         self.send("DELETE", &running.pod.path(), "application/json", &options).await.map(drop)
     }
 
+    /// Says of the pod `op-<number>` whether it is ready.
+    pub(crate) async fn say_ready(&self, number: u16, is_ready: bool) -> Result<()> {
+        let running = self.pods.get(&format!("op-{number}")).context("no such pod")?;
+        let ready = if is_ready { "True" } else { "False" };
+        running.pod.status(self, &json!({"conditions": conditions(ready)})).await
+    }
+
     /// The manager that the proxy of the pod of this number asks.
     fn manager_of(&self, number: u16) -> &Manager {
         &self.managers[usize::from(number) % self.managers.len()]

@@ -160,3 +160,19 @@ pub(crate) fn pod_of(request: &AuditEvent) -> Option<&str> {
 pub(crate) fn until<T>(what: &str, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     until_within(PATIENCE, what, look)
 }
+
+/// A pattern for a pod's UID, as its cgroup is called under either driver.
+pub(crate) fn within(uid: &str) -> String {
+    uid.replace('-', "[-_]")
+}
+
+/// Kills every process of a program of ours in one pod, by its UID, with SIGKILL. An empty UID stands for every pod.
+pub(crate) fn kill_in(node: &Node, uid: &str, program: &str) -> Result<()> {
+    // Only processes of the node are to be seen there.
+    let each = r#"for one in /proc/[0-9]*; do
+        [ "$(readlink "$one/exe")" = "/$0" ] && grep -q "$1" "$one/cgroup" \
+            && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
+    let output = node.command("sh")?.args(["-c", each, program, &within(uid)]).output()?;
+    ensure!(!output.stdout.is_empty(), "no {program} runs");
+    Ok(())
+}

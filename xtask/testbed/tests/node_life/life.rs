@@ -10,7 +10,7 @@ use xtask::images::Image;
 
 use crate::mesh::operator::{self, INSIDE, OperatorSpec, PLAIN, Watches, goes_on};
 use crate::mesh::past::Past;
-use crate::mesh::{self, NAMESPACE, in_ours, kubectl, until};
+use crate::mesh::{self, NAMESPACE, in_ours, kill_in, kubectl, until, within};
 
 /// Where connections are taken in a pod's network namespace.
 const REDIRECTED: u16 = 15_001;
@@ -19,11 +19,6 @@ const REDIRECTED: u16 = 15_001;
 fn nothing_passed(space: Space<'_>) -> Result<()> {
     operator::all_asked_for_their_share(space)?;
     operator::all_came_from(space, &[mesh::address(space.cluster())?]).map(drop)
-}
-
-/// A pattern for a pod's UID, as its cgroup is called under either driver.
-fn within(uid: &str) -> String {
-    uid.replace('-', "[-_]")
 }
 
 /// Whether somebody listens where we take connections in the network namespace of the operator's pod.
@@ -44,17 +39,6 @@ fn listens(space: Space<'_>, node: &Node) -> Result<bool> {
 /// Kills every process of a program of ours with SIGKILL: nobody is asked, and nothing is handed over.
 pub(crate) fn kill(node: &Node, program: &str) -> Result<()> {
     kill_in(node, "", program)
-}
-
-/// The same in one pod, by its UID.
-fn kill_in(node: &Node, uid: &str, program: &str) -> Result<()> {
-    // Only processes of the node are to be seen there.
-    let each = r#"for one in /proc/[0-9]*; do
-        [ "$(readlink "$one/exe")" = "/$0" ] && grep -q "$1" "$one/cgroup" \
-            && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
-    let output = node.command("sh")?.args(["-c", each, program, &within(uid)]).output()?;
-    ensure!(!output.stdout.is_empty(), "no {program} runs");
-    Ok(())
 }
 
 /// How often each container of a pod was restarted, once all of them run.

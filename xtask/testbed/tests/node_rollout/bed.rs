@@ -141,7 +141,7 @@ impl Operator<'_> {
     }
 
     /// Removes the operator and its websites.
-    fn remove(self) -> Result<()> {
+    pub(crate) fn remove(self) -> Result<()> {
         let (cluster, ours) = (self.space.cluster(), self.selector());
         kubectl(cluster, &["delete", "websites", "--all-namespaces", &ours])?;
         self.space.kubectl(&["scale", &self.target(), "--replicas=0"])?;
@@ -290,7 +290,7 @@ impl Operator<'_> {
     }
 
     /// A namespace for each slot, with a website of one page or two.
-    fn websites(self, title: &str) -> Vec<Value> {
+    pub(crate) fn websites(self, title: &str) -> Vec<Value> {
         let labels = json!({"websites-of": self.space.name()});
         let items = |(slot, name): (Slot, String)| {
             let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
@@ -304,7 +304,7 @@ impl Operator<'_> {
     }
 
     /// The slots, each with a namespace of it.
-    fn namespaces(self) -> Vec<(Slot, String)> {
+    pub(crate) fn namespaces(self) -> Vec<(Slot, String)> {
         let names = || (0..).map(|number| format!("{}-{number}", self.space.name()));
         let of = |slot| names().find(|name| NamespaceHash::default().slot(name) == slot);
         SlotSet::ALL.iter().filter_map(|slot| Some((slot, of(slot)?))).collect()
@@ -328,7 +328,7 @@ impl Operator<'_> {
             "spec": {"controller": {"leaderElectionName": LOCK}, "root": root}})
     }
 
-    fn workload(self) -> Value {
+    pub(crate) fn workload(self) -> Value {
         let mut workload = operator::workload(OperatorSpec { replicas: REPLICAS, ..PLAIN });
         workload["spec"]["template"]["spec"]["containers"][0]["args"] = json!(all_arguments(&[self.good]));
         match self.kind {
@@ -356,6 +356,6 @@ fn arguments_of(workload: &Value) -> &Value {
     &workload["spec"]["template"]["spec"]["containers"][0]["args"]
 }
 
-fn list(items: &[Value]) -> String {
+pub(crate) fn list(items: &[Value]) -> String {
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
 }

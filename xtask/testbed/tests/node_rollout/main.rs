@@ -3,6 +3,7 @@
 //! An ordinary run tries a good version and three bad ones of a Deployment. A full run (`--full`) tries everything.
 
 mod bed;
+mod elastic;
 mod pods;
 mod trial;
 mod promotions;

@@ -12,6 +12,7 @@ use crate::rules::manifest::Manifests;
 use crate::rules::shard::Labelling;
 
 mod bed;
+mod elastic;
 mod rollouts;
 
 use bed::{Bed, enrolled, plain, slot};
@@ -255,6 +256,8 @@ fn nothing_is_decided_before_the_unenrolled_pods_are_known() {
         labelling: &Labelling::default(),
         unenrolled: &BTreeMap::new(),
         evidence: &BTreeMap::new(),
+        leads: true,
+        held_back: &BTreeSet::new(),
     };
     let found = compile(world, &BTreeMap::new());
     assert!(found.operators.is_empty() && found.policies.is_empty() && found.troubles.is_empty(), "{found:?}");

@@ -65,7 +65,7 @@ async fn manage() -> Result<()> {
     let client = BED.client().await?;
     let drain = Drain::default();
     let cache = Cache::start(&client, "ctrlmesh-system", Labelling::default(), &drain);
-    let plans = plan::start(cache, watch::channel(Arc::default()).1, &drain);
+    let plans = plan::start(cache, watch::channel(Some(Arc::default())).1, &drain);
     let control = ClusterWriter {
         client: client.clone(),
         recorder: EventRecorder::new(client, "ctrlmesh-manager".into()),

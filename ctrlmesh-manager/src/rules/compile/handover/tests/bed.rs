@@ -16,7 +16,7 @@ use crate::rules::manifest::Manifests;
 use crate::rules::pod::{Admitted, Member};
 use crate::rules::shard::Labelling;
 
-/// An operator, and the manager that leads.
+/// An operator, and a manager.
 pub(super) struct Bed {
     pub(super) root: String,
     /// As the leader wrote it last.
@@ -30,6 +30,10 @@ pub(super) struct Bed {
     pub(super) about: Option<u64>,
     pub(super) before: Compiled,
     pub(super) table: Ownership,
+    /// Whether the manager leads.
+    pub(super) leads: bool,
+    /// UIDs of pods that have come back only just.
+    pub(super) held_back: BTreeSet<String>,
 }
 
 impl Bed {
@@ -44,6 +48,8 @@ impl Bed {
             about: None,
             before: Compiled::default(),
             table: Ownership::default(),
+            leads: true,
+            held_back: BTreeSet::new(),
         }
     }
 
@@ -69,6 +75,8 @@ impl Bed {
             labelling: &Labelling::default(),
             unenrolled: &[("ops".to_owned(), self.unenrolled.clone())].into(),
             evidence: &[(ROOT.to_owned(), proved)].into(),
+            leads: self.leads,
+            held_back: &self.held_back,
         };
         compile(world, &self.before.policies)
     }

@@ -1,0 +1,134 @@
+//! Shares that follow the pods of a Deployment, and what a killed replica had.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Write as _, stderr};
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::slots::{COUNT, SlotSet};
+use ctrlmesh_runtime::sync::read;
+use ctrlmesh_testbed::is_full;
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::bed::{self, Kind, MANAGERS, Operator, REPLICAS, ROOT, list};
+use crate::mesh::operator::{self, LOCK, NAME};
+use crate::mesh::{self, kill_in, until};
+
+/// Writes the status of each website as often: so a new owner writes soon.
+const BUSY: &str = "--resync=200ms";
+
+/// How many replicas are killed; a full run kills this many times as many.
+const KILLS: usize = 4;
+const FULL: usize = 50;
+
+impl Operator<'_> {
+    /// Deploys it under an elastic root that may have more shards than there are ever pods.
+    fn deploy_elastic(self) -> Result<()> {
+        let websites = list(&self.websites("Hello"));
+        until("the websites to be taken", || {
+            Ok(self.space.cluster().ask(&["apply", "--filename", "-"], &websites).ok())
+        })?;
+        let resources = json!([{"apiGroups": ["web.example.com"], "resources": ["websites"]},
+            {"apiGroups": [""], "resources": ["configmaps"]}]);
+        let rule = json!({"prefix": ROOT, "targetDeployment": NAME, "auto": {"shardingSize": 8},
+            "resourceSelector": [{"relateResources": resources}]});
+        let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+            "metadata": {"name": ROOT}, "spec": {"controller": {"leaderElectionName": LOCK}, "root": rule}});
+        let items = [&[root], &operator::account(self.space)[..], &[self.workload()]].concat();
+        self.space.apply(&list(&items))?;
+        self.rolled_out()?;
+        self.even(REPLICAS).map(drop)
+    }
+
+    /// Waits until so many shards own all slots, each as many as the others, or one more; all of them with a pod.
+    fn even(self, shards: usize) -> Result<Ownership> {
+        let mut last = None;
+        let found = until("even shares", || {
+            last = self.config()?.status.and_then(|status| status.ownership);
+            let good = last.clone().filter(|table| {
+                let sizes: Vec<usize> = owners(table).into_values().map(|slots| slots.len()).collect();
+                let least = usize::from(COUNT) / shards;
+                let even = sizes.len() == shards && sizes.iter().all(|size| (least..=least + 1).contains(size));
+                even && table.is_total() && table.revoked.is_none()
+            });
+            Ok(good)
+        });
+        found.with_context(|| format!("expected {shards} shards, the last table: {last:?}"))
+    }
+
+    /// The first write of another pod than `dead` to what these slots have, after `since`.
+    fn first_write(self, slots: SlotSet, dead: &str, since: Timestamp) -> Result<Timestamp> {
+        let namespaces = self.namespaces().into_iter().filter(|(slot, _)| slots.contains(*slot));
+        let namespaces: BTreeSet<String> = namespaces.map(|(_, namespace)| namespace).collect();
+        until("a write of a new owner", || {
+            let requests = mesh::requests(self.space.cluster(), self.space.name(), NAME)?;
+            let writes = requests.iter().filter(|one| {
+                one.is_write()
+                    && one.received > since
+                    && (200..300).contains(&one.response_status.code)
+                    && namespaces.contains(&one.object.namespace)
+                    && mesh::pod_of(one).is_some_and(|pod| pod != dead)
+            });
+            Ok(writes.map(|one| one.at).min())
+        })
+    }
+
+    /// Kills the operator in a pod. Returns how long it was until another one wrote to what it had, in seconds.
+    fn kill_one(self, number: usize) -> Result<f64> {
+        let table = self.even(REPLICAS)?;
+        let pods = operator::pods(self.space)?;
+        ensure!(pods.len() == REPLICAS, "{pods:?}");
+        let [name, uid] = ["name", "uid"].map(|field| pods[number % REPLICAS]["metadata"][field].as_str());
+        let (name, uid) = (name.context("a name")?, uid.context("a UID")?);
+        let shard = table.shard_of(name).context("a pod without a shard")?;
+        let slots = owners(&table).remove(shard).context("a shard without slots")?;
+        let since = Timestamp::now();
+        kill_in(self.space.cluster().node().context("a node")?, uid, "example-operator")?;
+        let written = self.first_write(slots, name, since)?;
+        let took = written.duration_since(since).as_secs_f64();
+        writeln!(stderr(), "{name} was killed; the first write of another to what it had came {took:.3} s later")?;
+        if number == 0 {
+            // It stays, and gets its share back once it has been there for a while.
+            self.even(REPLICAS)?;
+        } else {
+            // Another comes in its place, which is not held back.
+            self.space.kubectl(&["delete", "pod", name, "--grace-period=0", "--force"])?;
+            self.rolled_out()?;
+        }
+        Ok(took)
+    }
+}
+
+/// The slots of each owner.
+fn owners(table: &Ownership) -> BTreeMap<String, SlotSet> {
+    let mut owners: BTreeMap<String, SlotSet> = BTreeMap::new();
+    for (slot, owner) in &table.slots {
+        let slots = owners.entry(owner.clone()).or_default();
+        *slots = slots.union([*slot].into_iter().collect());
+    }
+    owners
+}
+
+#[test]
+fn others_work_on_what_a_killed_replica_had() -> Result<()> {
+    let _managers = read(&MANAGERS);
+    bed::cluster().case("elastic", |space| {
+        let operator = Operator { space, kind: Kind::Deployment, good: BUSY };
+        operator.deploy_elastic()?;
+        for replicas in [5, 2, REPLICAS] {
+            space.kubectl(&["scale", &operator.target(), &format!("--replicas={replicas}")])?;
+            operator.rolled_out()?;
+            operator.even(replicas)?;
+        }
+        operator::none_restarted(&operator::pods(space)?)?;
+        let kills = if is_full() { KILLS * FULL } else { KILLS };
+        let mut took: Vec<f64> = (0..kills).map(|number| operator.kill_one(number)).collect::<Result<_>>()?;
+        took.sort_by(f64::total_cmp);
+        let at =
+            |part: usize| took.get((took.len() * part).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
+        writeln!(stderr(), "{kills} kills: p50 {:.3} s, p99 {:.3} s", at(50), at(99))?;
+        operator.witnessed()?;
+        operator.remove()
+    })
+}
