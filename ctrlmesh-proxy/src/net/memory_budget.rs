@@ -40,7 +40,7 @@ const FREEING: Duration = Duration::from_millis(500);
 pub struct MemoryBudget {
     limit: i64,
     reserved: Gauge,
-    /// The most that was reserved since `fell` was notified last.
+    /// The most that was reserved since `fell` was notified last, where there is no parent.
     highest: AtomicI64,
     /// Notified when much was released. Shared by all budgets of the process.
     fell: Arc<Notify>,
@@ -127,21 +127,23 @@ impl MemoryBudget {
 
     fn acquire(&self, bytes: i64) -> bool {
         let Some(before) = self.acquire_up_to(self.limit, bytes) else { return false };
-        let Some(parent) = &self.parent else { return true };
+        let Some(parent) = &self.parent else {
+            self.highest.fetch_max(before + bytes, Ordering::Relaxed);
+            return true;
+        };
         let limit = if before + bytes <= FLOOR_BYTES { i64::MAX } else { parent.limit };
-        let fits = parent.acquire_up_to(limit, bytes).is_some();
-        if !fits {
+        let Some(before) = parent.acquire_up_to(limit, bytes) else {
             self.reserved.dec_by(bytes);
-        }
-        fits
+            return false;
+        };
+        parent.highest.fetch_max(before + bytes, Ordering::Relaxed);
+        true
     }
 
     /// The bytes that were reserved before, or `None` where the new total would exceed `limit`.
     fn acquire_up_to(&self, limit: i64, bytes: i64) -> Option<i64> {
         let more = |before: i64| before.checked_add(bytes).filter(|total| *total <= limit);
-        let before = self.reserved.inner().fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        self.highest.fetch_max(before + bytes, Ordering::Relaxed);
-        Some(before)
+        self.reserved.inner().fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()
     }
 
     fn release(&self, bytes: i64) {

@@ -65,6 +65,17 @@ impl Bed {
         assert!(grown < 64 << 20, "the proxy grew by {grown} bytes");
     }
 
+    /// Asks for the large list over so many connections, and reads nothing.
+    async fn ask_for_lists(&self, count: usize) -> Vec<impl Sized + use<>> {
+        let mut held = Vec::new();
+        for _ in 0..count {
+            let mut stream = tls(&self.pki, self.proxy.address, "http/1.1").await;
+            stream.write_all(b"GET /list HTTP/1.1\r\nHost: k\r\n\r\n").await.unwrap();
+            held.push(stream);
+        }
+        held
+    }
+
     async fn assert_nothing_waits(&self) {
         until("nothing waits", || async { self.proxy.metric(WAITS).await == 0.0 }).await;
     }
@@ -74,12 +85,7 @@ impl Bed {
 async fn lists_that_nobody_reads_are_given_up_over_http1() {
     let bed = bed().await;
     let before = bed.proxy.resident_bytes();
-    let mut held = Vec::new();
-    for _ in 0..REQUESTS {
-        let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
-        stream.write_all(b"GET /list HTTP/1.1\r\nHost: k\r\n\r\n").await.unwrap();
-        held.push(stream);
-    }
+    let held = bed.ask_for_lists(REQUESTS).await;
     bed.assert_bounded(before).await;
     drop(held);
     bed.assert_nothing_waits().await;
@@ -90,12 +96,7 @@ async fn lists_that_nobody_reads_are_given_up_over_http1() {
 async fn what_waited_goes_back_to_the_system() {
     let bed = bed_with("512Mi", &[]).await;
     let before = bed.proxy.resident_bytes();
-    let mut held = Vec::new();
-    for _ in 0..8 * REQUESTS {
-        let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
-        stream.write_all(b"GET /list HTTP/1.1\r\nHost: k\r\n\r\n").await.unwrap();
-        held.push(stream);
-    }
+    let held = bed.ask_for_lists(8 * REQUESTS).await;
     until("a refusal", || async { bed.proxy.metric(REFUSED).await >= 1.0 }).await;
     assert!(bed.proxy.resident_bytes() > 4 * before, "too little waits for this test");
     drop(held);
