@@ -168,8 +168,11 @@ pub(super) fn is_fenced(root: &DynamicObject) -> bool {
 
 /// Whether our managers keep a root by its fence once they have looked at it.
 pub(super) fn is_to_be_fenced(root: &DynamicObject) -> bool {
-    let is_off = rule(root).and_then(|rule| rule.get("fence")) == Some(&json!("Off"));
-    !is_off && !is_disabled(root) && root.metadata.deletion_timestamp.is_none()
+    !has_fence_off(root) && !is_disabled(root) && root.metadata.deletion_timestamp.is_none()
+}
+
+pub(super) fn has_fence_off(root: &DynamicObject) -> bool {
+    rule(root).and_then(|rule| rule.get("fence")) == Some(&json!("Off"))
 }
 
 /// Whether a pod has ended, and is only still shown.

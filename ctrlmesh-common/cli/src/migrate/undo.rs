@@ -49,21 +49,29 @@ pub(super) async fn run(arguments: &UndoArgs) -> Result<(), MigrateError> {
         // From here on the step is not done: a run after a cut takes it again.
         store.state.done.remove(&step);
         store.save().await?;
+        // What managers that run have done until then is in the snapshot.
+        let is_running = waiter.leads(&common.system_namespace).await?;
         let snapshot = read::snapshot(&client, common, &store.state).await?;
-        take_back(step, &snapshot, &mut store, &waiter).await?;
+        take_back(step, &snapshot, &mut store, &waiter, is_running).await?;
         store.state.forget(step);
         store.save().await?;
     }
     if store.state.undo.is_empty() && store.state.resume.is_empty() { store.remove().await } else { Ok(()) }
 }
 
-async fn take_back(step: Step, snapshot: &Snapshot, store: &mut Store, waiter: &Waiter) -> Result<(), MigrateError> {
-    let is_ours_running = waiter.leads(&snapshot.system).await?;
+/// Managers of ours may run.
+async fn take_back(
+    step: Step,
+    snapshot: &Snapshot,
+    store: &mut Store,
+    waiter: &Waiter,
+    is_running: bool,
+) -> Result<(), MigrateError> {
     // Our managers and the predecessor's never write at once.
     // Without our managers, our webhooks refuse what an undo writes.
-    let is_installed = is_ours_running || snapshot.has_own_managers() || has_our_webhooks(snapshot);
+    let is_installed = is_running || snapshot.has_own_managers() || has_our_webhooks(snapshot);
     if step == Step::Managers || (step < Step::Managers && is_installed) {
-        stop_ours(step, snapshot, store, waiter, is_ours_running).await?;
+        stop_ours(step, snapshot, store, waiter, is_running).await?;
     }
     let inverses = store.state.inverses(step);
     perform(&inverses, Purpose::Undo, waiter).await?;
@@ -160,31 +168,31 @@ mod tests {
 
     use super::*;
 
+    /// A root with these fields beside those that each has to have.
+    fn root(more: &Value) -> Value {
+        let auto = json!({"shardingSize": 1, "everyShardReplicas": 1});
+        let mut rule = json!({"prefix": "op", "targetDeployment": "op", "auto": auto});
+        json_patch::merge(&mut rule, more);
+        json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+            "metadata": {"name": "r", "namespace": "ops"}, "spec": {"root": rule}})
+    }
+
     #[test]
     fn a_root_is_unfenced_before_managers_that_run_may_fence_it() {
-        let auto = json!({"shardingSize": 1, "everyShardReplicas": 1});
         for (more, expected) in [
             (json!({}), true),
             (json!({"fence": "Proxy"}), true),
             (json!({"fence": "Off"}), false),
             (json!({"disable": true}), false),
         ] {
-            let mut rule = json!({"prefix": "op", "targetDeployment": "op", "auto": auto});
-            rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
-                "metadata": {"name": "r", "namespace": "ops"}, "spec": {"root": rule}});
-            assert_eq!(is_to_be_fenced(&serde_json::from_value(root).unwrap()), expected, "{more}");
+            assert_eq!(is_to_be_fenced(&serde_json::from_value(root(&more)).unwrap()), expected, "{more}");
         }
     }
 
     #[test]
     fn a_root_with_a_rollout_is_unfenced_and_fenced_again() {
         for rule in [json!({}), json!({"fence": "Proxy"}), json!({"rollout": {"steps": [{"percent": 50}]}})] {
-            let mut all =
-                json!({"prefix": "op", "targetDeployment": "op", "auto": {"shardingSize": 1, "everyShardReplicas": 1}});
-            all.as_object_mut().unwrap().extend(rule.as_object().unwrap().clone());
-            let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
-                "metadata": {"name": "r", "namespace": "ops"}, "spec": {"root": all}});
+            let root = root(&rule);
             let (off, before) = unfence(&serde_json::from_value(root.clone()).unwrap());
             let (Action::Merge(off), Action::Merge(before)) = (off.action, before.action) else { panic!("{rule}") };
             let mut unfenced = root.clone();

@@ -22,7 +22,9 @@ use self::lease::{Leadership, LeaseWatch, Renewal};
 use super::error::MigrateError;
 use super::object::{MUTATING, ObjectRef, POD, POLICY, SHARDING_CONFIG};
 use super::read::{self, OUR_MANAGER};
-use super::snapshot::{Snapshot, is_disabled, is_fenced, is_finished, is_to_be_enrolled, kept_by_partition, replicas};
+use super::snapshot::{
+    Snapshot, has_fence_off, is_disabled, is_fenced, is_finished, is_to_be_enrolled, kept_by_partition, replicas,
+};
 use super::steps::guard;
 use super::steps::webhooks::OUR_WEBHOOKS;
 
@@ -262,7 +264,7 @@ fn untrusted(webhooks: Option<&DynamicObject>) -> Option<String> {
 
 /// What a shard of a root owns still, or what moves. A root that is not fenced has no table that counts.
 fn sharded(root: &DynamicObject) -> Option<String> {
-    if root.data.pointer("/spec/root/fence") == Some(&json!("Off")) {
+    if has_fence_off(root) {
         return None;
     }
     let table = root.data.pointer("/status/ownership")?;
