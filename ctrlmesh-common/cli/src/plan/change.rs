@@ -7,6 +7,7 @@ mod load;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{OnLoss, Root, ShardingConfig};
+use ctrlmesh_common::names;
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::policy::fence::LAPSED_AFTER;
 use ctrlmesh_common::selector::Selector;
@@ -75,6 +76,8 @@ pub(crate) struct RootPlan {
     pub(crate) is_new: bool,
     /// Whether it would be switched off: nothing moves, and its shards stay as they are.
     pub(crate) is_off: bool,
+    /// Whether those of its normal shards that have a ready pod divide all that its normal shards own here.
+    pub(crate) is_elastic: bool,
     pub(crate) shards: Vec<ShardPlan>,
     pub(crate) moves: Vec<Move>,
     /// How many times as many objects as the mean the shard with the most owns. Absent: there are none.
@@ -265,7 +268,11 @@ impl Change {
         let restarted_pods = losing.iter().filter(|_| restarts).flat_map(|shard| pods_of(shard)).collect();
         let changed = if self.selection.is_empty() { from.union(&to).copied().collect() } else { all };
         let changed_pods = changed.into_iter().flat_map(pods_of).collect();
-        let without_pods = to.iter().filter(|shard| pods_of(shard).next().is_none()).map(|shard| (*shard).to_owned());
+        // What a normal shard of an elastic root has no pod for, others have.
+        let canary = names::shard(&self.wanted.prefix, 0).ok();
+        let waits = |shard: &&&str| !self.wanted.is_elastic() || canary.as_deref() == Some(**shard);
+        let without_pods = to.iter().filter(waits).filter(|shard| pods_of(shard).next().is_none());
+        let without_pods = without_pods.map(|shard| (*shard).to_owned());
         let late_pods =
             from.iter().flat_map(|shard| self.pods_of(shard)).filter(|pod| !pod.current).map(|pod| pod.name);
         RootPlan {
@@ -274,6 +281,7 @@ impl Change {
             workload: workload(&self.wanted),
             is_new: self.live.is_none(),
             is_off,
+            is_elastic: self.wanted.is_elastic(),
             imbalance_before: imbalance(&shards, |shard| &shard.before, |owned| owned.objects),
             load_imbalance_before: imbalance(&shards, |shard| &shard.before, load::thousandths),
             imbalance_after: imbalance(&shards, |shard| &shard.after, |owned| owned.objects),

@@ -62,6 +62,10 @@ pub(crate) fn root(plan: &RootPlan) -> String {
     if !plan.pending.is_empty() {
         parts.push(format!("Slots {} are not with their shard yet, with or without this.\n", ranges(&plan.pending)));
     }
+    if plan.is_elastic && !plan.is_off {
+        let follow = "Of what its normal shards own here, those with a ready pod have equal parts, once there is one.";
+        parts.push(format!("The root is elastic. {follow}\n"));
+    }
     if !plan.without_pods.is_empty() {
         let names = plan.without_pods.join(", ");
         let stays = "With a fence, what they gain stays with its owner until one serves.";

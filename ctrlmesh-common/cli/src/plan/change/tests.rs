@@ -82,6 +82,16 @@ fn a_pinned_namespace_moves_by_name() {
 }
 
 #[test]
+fn shards_without_slots_of_an_elastic_root_get_none() {
+    let more = json!({"auto": {"shardingSize": 8}});
+    let plan = planned(&root(2, more), &applied(2));
+    assert!(plan.is_elastic && !plan.moves_anything(), "{plan:?}");
+    let canary = json!({"auto": {"shardingSize": 8}, "canary": {"replicas": 1, "inNamespaces": ["shop-3"]}});
+    let plan = planned(&root(2, canary), &[]);
+    assert_eq!(plan.without_pods, ["web-0-canary"], "others have what a normal shard has no pod for");
+}
+
+#[test]
 fn a_new_root_takes_all_and_one_that_is_off_takes_nothing() {
     let plan = planned(&root(2, json!({})), &[]);
     assert!(plan.is_new && plan.moves.iter().all(|one| one.from.is_none()), "{plan:?}");

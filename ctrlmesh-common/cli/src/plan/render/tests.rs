@@ -13,6 +13,7 @@ fn planned() -> RootPlan {
         workload: text("Deployment web"),
         is_new: false,
         is_off: false,
+        is_elastic: false,
         shards: vec![
             shard("web-1-normal", owned(0, 32, 90), owned(0, 16, 50)),
             shard("web-2-normal", Owned::default(), owned(16, 32, 40)),
@@ -80,4 +81,10 @@ fn a_plan_with_load_has_a_column_for_it() {
     assert!(printed.contains("Load:      2.00 -> 1.25: the most requests of a shard, to the mean\n"), "{printed}");
     assert!(printed.contains("OBJECTS    REQUESTS/S\n"), "{printed}");
     assert!(printed.contains("90 -> 50   8.0 -> 3.0\n") && printed.contains("0 -> 40    0.0 -> 5.0\n"), "{printed}");
+}
+
+#[test]
+fn a_plan_says_that_shares_follow_the_pods() {
+    let printed = root(&RootPlan { is_elastic: true, ..planned() });
+    assert!(printed.contains("\nThe root is elastic. Of what its normal shards own here,"), "{printed}");
 }
