@@ -47,9 +47,9 @@ impl Operator<'_> {
         let found = until("even shares", || {
             last = self.config()?.status.and_then(|status| status.ownership);
             let good = last.clone().filter(|table| {
-                let sizes: Vec<usize> = owners(table).into_values().map(|slots| slots.len()).collect();
-                let least = usize::from(COUNT) / shards;
-                let even = sizes.len() == shards && sizes.iter().all(|size| (least..=least + 1).contains(size));
+                let sizes: Vec<usize> = owners(table).into_values().map(SlotSet::len).collect();
+                let fewest = usize::from(COUNT) / shards;
+                let even = sizes.len() == shards && sizes.iter().all(|size| (fewest..=fewest + 1).contains(size));
                 even && table.is_total() && table.revoked.is_none()
             });
             Ok(good)
