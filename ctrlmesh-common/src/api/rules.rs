@@ -56,6 +56,13 @@ pub(super) const ANALYSIS_INTERVAL: &str = "self.matches('^([0-9]+([.][0-9]+)?(n
 /// What [`ANALYSIS_INTERVAL`] says where it does not hold.
 pub(super) const ANALYSIS_INTERVAL_MESSAGE: &str = "must be a duration from 10s to 10m";
 
+/// Rule of the time that a pod has to be back for.
+pub(super) const SETTLE: &str =
+    "self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) <= duration('10m')";
+
+/// What [`SETTLE`] says where it does not hold.
+pub(super) const SETTLE_MESSAGE: &str = "must be a duration from 0s to 10m";
+
 /// Rule of the steps of a root's rollout: all percent come last.
 pub(super) const EVERYTHING_LAST: &str = "!has(self.rollout) || !has(self.rollout.steps) || !self.rollout.steps.exists(step, has(step.percent) && \
      step.percent == 100) || self.rollout.steps.filter(step, has(step.percent) && step.percent == 100).size() == \

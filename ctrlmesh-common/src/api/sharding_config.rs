@@ -2,12 +2,14 @@
 
 mod status;
 
+use std::time::Duration;
+
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::status::{PodStatus, RootStatus, ShardingConfigStatus};
-use super::{LabelSelector, Rollout, Webhook, rules};
+use super::{LabelSelector, Rollout, Webhook, parse_duration, rules};
 use crate::resource::ResourceMatch;
 
 /// A shard of an operator, or, with `root`, the rule that makes all its shards.
@@ -313,10 +315,20 @@ pub struct Auto {
     pub elastic: Option<Elastic>,
 }
 
+/// The `settle` of shares that do not say so.
+const DEFAULT_SETTLE: Duration = Duration::from_secs(30);
+
 /// Shares that follow the pods.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Elastic {}
+pub struct Elastic {
+    /// How long a pod that was away has to be ready before it gets hashes again, 0s to 10m; twice as long after each
+    /// further time, but 10 minutes at most. Absent: 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new(rules::SETTLE).message(rules::SETTLE_MESSAGE))]
+    #[schemars(length(max = 32))]
+    pub settle: Option<String>,
+}
 
 /// One shard, as written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -343,6 +355,12 @@ impl Auto {
     /// Whether only shards with a ready pod own hashes.
     pub fn is_elastic(&self) -> bool {
         self.elastic.is_some() || self.every_shard_replicas.is_none()
+    }
+
+    /// How long a pod of elastic shares has to be ready that was away once.
+    pub fn settle(&self) -> Duration {
+        let settle = self.elastic.as_ref().and_then(|elastic| elastic.settle.as_deref());
+        settle.and_then(parse_duration).unwrap_or(DEFAULT_SETTLE)
     }
 }
 

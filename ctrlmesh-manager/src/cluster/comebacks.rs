@@ -6,12 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use ctrlmesh_common::api::{Auto, Root, ShardingConfig};
 use tokio::time::Instant;
 
+use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
-
-/// How long a pod that was away once has to be ready; twice as long after each further time.
-const SETTLE: Duration = Duration::from_secs(30);
 
 /// No pod has to be ready for longer. One that was is as good as new.
 const LONGEST: Duration = Duration::from_mins(10);
@@ -25,21 +24,37 @@ struct Attendance {
     absences: u32,
 }
 
-/// The pods, by UID.
+/// The pods of elastic roots, by UID.
 #[derive(Debug, Default)]
 pub(super) struct Comebacks(BTreeMap<String, Attendance>);
 
 impl Comebacks {
     /// Takes down which pods serve now. Returns the UIDs of those that serve and are held back, and when that changes
     /// by time alone.
-    pub(super) fn follow(&mut self, members: &[Member], now: Instant) -> (BTreeSet<String>, Option<Instant>) {
-        let enrolled = || members.iter().filter(|pod| pod.enrolled() && !pod.uid.is_empty());
-        let there: BTreeSet<&String> = enrolled().map(|pod| &pod.uid).collect();
+    pub(super) fn follow(
+        &mut self,
+        configs: &[ShardingConfig],
+        members: &[Member],
+        now: Instant,
+    ) -> (BTreeSet<String>, Option<Instant>) {
+        let mut roots: BTreeMap<&str, Vec<(&Root, Duration)>> = BTreeMap::new();
+        for config in configs {
+            let Some(root) = config.spec.root.as_ref().filter(|root| root.is_elastic()) else { continue };
+            let settle = root.auto.as_ref().map(Auto::settle).unwrap_or_default();
+            roots.entry(namespace(&config.metadata)).or_default().push((root, settle));
+        }
+        let settle = |pod: &Member| {
+            let near = roots.get(pod.name.namespace.as_str()).map_or(&[][..], Vec::as_slice);
+            near.iter().find(|(root, _)| pod.is_of_target(root)).map(|(_, settle)| *settle)
+        };
+        let enrolled = members.iter().filter(|pod| pod.enrolled() && !pod.uid.is_empty());
+        let followed: Vec<_> = enrolled.filter_map(|pod| Some((pod, settle(pod)?))).collect();
+        let there: BTreeSet<&String> = followed.iter().map(|(pod, _)| &pod.uid).collect();
         self.0.retain(|uid, _| there.contains(uid));
         let (mut held, mut due) = (BTreeSet::new(), None);
-        for pod in enrolled() {
+        for (pod, settle) in followed {
             let attendance = self.0.entry(pod.uid.clone()).or_default();
-            if let Some(until) = attendance.follow(pod.serves(), now) {
+            if let Some(until) = attendance.follow(pod.serves(), settle, now) {
                 held.insert(pod.uid.clone());
                 due = due.into_iter().chain([until]).min();
             }
@@ -49,8 +64,9 @@ impl Comebacks {
 }
 
 impl Attendance {
-    /// Until when the pod is held back.
-    fn follow(&mut self, serves: bool, now: Instant) -> Option<Instant> {
+    /// Until when the pod is held back. It has to be ready for `settle` after it was away once, and for twice as long
+    /// after each further time.
+    fn follow(&mut self, serves: bool, settle: Duration, now: Instant) -> Option<Instant> {
         match self.serves_since {
             None if serves => self.serves_since = Some(now),
             Some(since) if !serves => {
@@ -61,7 +77,7 @@ impl Attendance {
             _ => {}
         }
         let doublings = self.absences.checked_sub(1)?;
-        let settle = SETTLE.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(LONGEST);
+        let settle = settle.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(LONGEST);
         let until = self.serves_since? + settle;
         (until > now).then_some(until)
     }
@@ -69,13 +85,36 @@ impl Attendance {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::api::read_sharding_configs;
     use ctrlmesh_common::names::label;
 
     use super::*;
+    use crate::rules::pod::Owner;
 
-    fn pod(uid: &str, ready: bool) -> Member {
+    /// A pod of a StatefulSet.
+    fn pod(set: &str, ready: bool) -> Member {
         let labels = [(label::ENABLE_PROXY.to_owned(), "true".to_owned())].into();
-        Member { uid: uid.to_owned(), ready, labels, ..Member::default() }
+        let name = format!("ops/{set}-0").parse().unwrap();
+        let owner = Some(Owner { kind: "StatefulSet".to_owned(), name: set.to_owned() });
+        Member { name, uid: set.to_owned(), owner, ready, labels, ..Member::default() }
+    }
+
+    /// Elastic roots of the sets `a` and `b`, and of `slow` with another time, and one of `even`.
+    fn roots() -> Vec<ShardingConfig> {
+        let root = |set: &str, more: &str| {
+            format!(
+                "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+                 metadata: {{name: {set}, namespace: ops}}\n\
+                 spec: {{root: {{prefix: {set}, targetStatefulSet: {set}, auto: {{shardingSize: 4{more}}}}}}}\n"
+            )
+        };
+        let all = [
+            root("a", ""),
+            root("b", ""),
+            root("slow", ", elastic: {settle: 2m}"),
+            root("even", ", everyShardReplicas: 1"),
+        ];
+        read_sharding_configs(&all.join("---\n")).unwrap()
     }
 
     #[test]
@@ -83,7 +122,7 @@ mod tests {
         let (mut comebacks, start) = (Comebacks::default(), Instant::now());
         let mut at = |seconds: u64, ready: bool| {
             let now = start + Duration::from_secs(seconds);
-            let (held, due) = comebacks.follow(&[pod("a", ready), pod("b", true)], now);
+            let (held, due) = comebacks.follow(&roots(), &[pod("a", ready), pod("b", true)], now);
             assert!(!held.contains("b") && held.is_empty() == due.is_none());
             due.map(|due| due.duration_since(start).as_secs())
         };
@@ -106,9 +145,18 @@ mod tests {
     fn another_pod_of_that_name_begins_anew() {
         let (mut comebacks, now) = (Comebacks::default(), Instant::now());
         for (uid, ready, held) in
-            [("a", true, false), ("a", false, false), ("a", true, true), ("b", true, false), ("a", true, false)]
+            [("x", true, false), ("x", false, false), ("x", true, true), ("y", true, false), ("x", true, false)]
         {
-            assert_eq!(!comebacks.follow(&[pod(uid, ready)], now).0.is_empty(), held, "{uid}");
+            let pod = Member { uid: uid.to_owned(), ..pod("a", ready) };
+            assert_eq!(!comebacks.follow(&roots(), &[pod], now).0.is_empty(), held, "{uid}");
         }
+    }
+
+    #[test]
+    fn a_root_says_how_long() {
+        let (mut comebacks, now) = (Comebacks::default(), Instant::now());
+        let mut at = |ready| comebacks.follow(&roots(), &[pod("slow", ready), pod("even", ready)], now);
+        assert_eq!([at(true).0.len(), at(false).0.len()], [0, 0]);
+        assert_eq!(at(true), (["slow".to_owned()].into(), Some(now + Duration::from_mins(2))));
     }
 }

@@ -81,7 +81,7 @@ async fn follow(
         changes.mark_unchanged();
         let begun = Instant::now();
         let snapshot = cache.snapshot();
-        let (held_back, due) = comebacks.follow(&snapshot.members, begun);
+        let (held_back, due) = comebacks.follow(&snapshot.configs, &snapshot.members, begun);
         let gathered = evidence.borrow_and_update().clone();
         let (follows, gathered) = (gathered.is_none(), gathered.unwrap_or_default());
         let snapshot = Snapshot { evidence: gathered, follows, held_back, ..snapshot };

@@ -1,12 +1,16 @@
 //! Validates roots: every slot must be in exactly one shard.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use ctrlmesh_common::api::{Auto, Canary, FenceMode, OnLoss, Root};
+use ctrlmesh_common::api::{Auto, Canary, FenceMode, OnLoss, Root, parse_duration};
 use ctrlmesh_common::names::{MAX_PREFIX_BYTES, is_dns_subdomain};
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
 use super::{Report, limits, rollout};
+
+/// No pod has to be back for longer.
+const LONGEST_SETTLE: Duration = Duration::from_mins(10);
 
 pub(super) fn check(root: &Root, report: &mut Report) {
     let names = [
@@ -59,6 +63,10 @@ fn check_auto(auto: &Auto, left: usize, report: &mut Report) {
     if auto.is_elastic() && auto.replicas() != 1 {
         let message = "with elastic, each shard has one pod; others take over when it is away";
         report.error("spec.root.auto.everyShardReplicas", message);
+    }
+    let settle = auto.elastic.as_ref().and_then(|elastic| elastic.settle.as_deref());
+    if settle.is_some_and(|text| parse_duration(text).is_none_or(|settle| settle > LONGEST_SETTLE)) {
+        report.error("spec.root.auto.elastic.settle", "must be a duration from 0s to 10m");
     }
 }
 
