@@ -29,6 +29,10 @@ pub(super) fn of(
     let Some(record) = record else {
         return finding(false, "Pending", "no proxy gets a new policy");
     };
+    // A proxy may have acknowledged a policy before it found out.
+    if let Some(unserved) = unserved(staying.iter().map(|(member, _)| *member), &plan.snapshot.unfit_nodes) {
+        return finding(false, "NodeCannotServe", unserved);
+    }
     // A new leader has not heard from proxies that acknowledged long ago.
     let before = inputs.new_leader && was_programmed(config, record);
     let acknowledged = staying.iter().filter(|(member, policy)| {
@@ -46,9 +50,6 @@ pub(super) fn of(
             finding(true, "Acknowledged", message)
         }
         _ => {
-            if let Some(unserved) = unserved(staying.iter().map(|(member, _)| *member), &plan.snapshot.unfit_nodes) {
-                return finding(false, "NodeCannotServe", unserved);
-            }
             let message = format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
             finding(false, "Waiting", message)
         }

@@ -1,4 +1,4 @@
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use ctrlmesh_common::policy::Policy;
 use regex::Regex;
@@ -183,6 +183,20 @@ fn a_config_with_the_name_of_a_shard_is_not_the_roots() {
     assert_eq!(summary(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
     let root = status(&written, 0, &[("op-0", 1)], 2);
     assert_eq!(root.conditions[1].message, "every proxy, 1 of 1, has acknowledged epoch 1");
+}
+
+#[test]
+fn a_node_that_cannot_serve_outweighs_what_its_proxy_acknowledged() {
+    let on_node = pod("op-0").replacen("---\n", "spec: {nodeName: node-a, containers: []}\n---\n", 1);
+    let text = SHARD.to_owned() + &on_node;
+    let mut plan = with(&status(&plan(&text), 0, &[], 1), &text);
+    let programmed = |plan: &Plan| {
+        let conditions = status(plan, 0, &[("op-0", 1)], 100).conditions;
+        conditions.into_iter().find(|one| one.type_ == "Programmed").map(|one| (one.status, one.reason)).unwrap()
+    };
+    assert_eq!(programmed(&plan), ("True".to_owned(), "Acknowledged".to_owned()));
+    Arc::get_mut(&mut plan.snapshot).unwrap().unfit_nodes.insert("node-a".to_owned());
+    assert_eq!(programmed(&plan), ("False".to_owned(), "NodeCannotServe".to_owned()));
 }
 
 #[test]
