@@ -11,6 +11,7 @@
 mod event;
 mod tables;
 mod verdict;
+mod versions;
 
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use serde_json::Value;
 
 use event::Write;
 use tables::Tables;
+use versions::Versions;
 
 pub use event::{Author, Object};
 pub use verdict::{Fault, Verdict};
@@ -87,7 +89,9 @@ impl Witness {
     /// Checks all that was heard.
     pub fn verdict(&self) -> Verdict {
         let tables = Tables::of(&self.roots, self.operator.hash);
-        verdict::check(&self.operator, &self.writes, &tables, self.latest)
+        let versions = Versions::of(self.roots.iter().chain(&self.writes));
+        let writes: Vec<&Write> = self.writes.iter().filter(|write| !versions.is_older(write)).collect();
+        verdict::check(&self.operator, &writes, &tables, self.latest)
     }
 }
 

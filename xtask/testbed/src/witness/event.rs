@@ -47,6 +47,7 @@ pub(super) struct Write {
     pub(super) user: String,
     /// The pod that wrote; none where it was none.
     pub(super) author: Option<Author>,
+    pub(super) is_delete: bool,
     pub(super) received: Timestamp,
     pub(super) answered: Timestamp,
     /// The version that it made; none where the answer says none.
@@ -84,12 +85,17 @@ fn write(event: AuditEvent) -> Option<Write> {
     };
     let dot = if reference.api_group.is_empty() { "" } else { "." };
     let resource = format!("{}{dot}{}", reference.resource, reference.api_group);
+    // Letting go of an object that is being deleted deletes it, too.
+    let meta = &made["metadata"];
+    let is_let_go = meta["deletionTimestamp"].is_string() && !meta["finalizers"].is_array();
+    let is_delete = event.verb == "delete" || is_let_go;
     let author = event.user.pod_name().zip(event.user.pod_uid());
     let author = author.map(|(pod, uid)| Author { pod: pod.to_owned(), uid: uid.to_owned() });
     Some(Write {
         object: Object { resource, namespace: reference.namespace, name },
         user: event.user.username,
         author,
+        is_delete,
         received: event.received,
         answered: event.at,
         version,

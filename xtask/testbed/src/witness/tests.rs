@@ -179,9 +179,7 @@ fn writes_are_ordered_by_version_and_not_by_time() {
     let mut log = Log::of_a_move();
     log.write(21, "a-0");
     // The other API server answered late.
-    for field in ["requestReceivedTimestamp", "stageTimestamp"] {
-        log.lines.last_mut().unwrap()[field] = json!("1970-01-01T00:00:29Z");
-    }
+    log.lines.last_mut().unwrap()["stageTimestamp"] = json!("1970-01-01T00:00:29Z");
     log.write(23, "b-0");
     log.is_clean();
     assert_eq!(log.verdict().most_turns(), 1);
@@ -196,6 +194,27 @@ fn a_write_that_changed_nothing_is_none() {
     log.line(25, &map("shop"), ("op", Some("b-0")), Some(&nothing));
     log.is_clean();
     assert_eq!((log.verdict().writes, log.verdict().ambiguous), (2, 0));
+}
+
+#[test]
+fn what_changed_nothing_is_no_write_where_its_author_is_unknown() {
+    let mut log = Log::of_a_move();
+    // Whoever made version 21 ended before it was answered.
+    let nothing = json!({"metadata": {"resourceVersion": "21"}});
+    log.line(25, &map("shop"), ("op", Some("b-0")), Some(&nothing));
+    log.write(26, "b-0");
+    log.is_clean();
+    assert_eq!(log.verdict().writes, 1);
+}
+
+#[test]
+fn what_came_before_the_next_version_may_have_made_its_own() {
+    let mut log = Log::of_a_move();
+    log.write(21, "b-0");
+    // The other API server answered late.
+    log.lines.last_mut().unwrap()["stageTimestamp"] = json!("1970-01-01T00:00:29Z");
+    log.write(26, "b-0");
+    assert_eq!(log.faults(), [0, 0, 1]);
 }
 
 #[test]

@@ -125,10 +125,10 @@ impl fmt::Display for Fault {
 }
 
 /// Checks all writes; `latest` is when the logs end.
-pub(super) fn check(operator: &OperatorUnderTest, writes: &[Write], tables: &Tables, latest: Timestamp) -> Verdict {
+pub(super) fn check(operator: &OperatorUnderTest, writes: &[&Write], tables: &Tables, latest: Timestamp) -> Verdict {
     let user = format!("system:serviceaccount:{}:{}", operator.namespace, operator.account);
     let mut by_object: BTreeMap<&Object, Vec<&Write>> = BTreeMap::new();
-    for write in writes {
+    for &write in writes {
         by_object.entry(&write.object).or_default().push(write);
     }
     let mut verdict = Verdict { epochs: tables.iter().count(), unowned: unowned(tables, latest), ..Verdict::default() };
