@@ -29,8 +29,10 @@
 //!
 //! **Grant.** What is proved leaves `revoked`, and enters the table for the owner that is wanted by now.
 //!
-//! **Pods.** A new pod is entered at once: nobody loses anything. A pod leaves the table only when it is gone. So enter
+//! **Pods.** A new pod is entered at once: nobody loses anything. So is one that stood by ([`STANDBY`]). A pod leaves the table only when it is gone. So enter
 //! a pod when it runs, and not before: a move from its owner waits for it.
+//!
+//! [`STANDBY`]: crate::ownership::STANDBY
 //!
 //! **Epochs.** The epoch grows exactly when the content of the table changes. It becomes greater than every epoch that
 //! the table or [`Desired`] names.

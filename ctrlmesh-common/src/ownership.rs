@@ -18,6 +18,10 @@ pub const MAX_EPOCH: u64 = (1 << 53) - 1;
 /// has a hyphen.
 pub const UNSHARDED: &str = "unsharded";
 
+/// The owner that stands for pods that stand by, where the operator does not elect which pod of a shard works. It owns
+/// nothing.
+pub const STANDBY: &str = "standby";
+
 /// The ownership table of one operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "api", derive(schemars::JsonSchema))]
@@ -42,8 +46,8 @@ pub struct Ownership {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
     pub pods: BTreeMap<String, String>,
-    /// The owner for which each pod may write, by the pod's UID: a shard, or `unsharded`. A pod that is missing may
-    /// write for none. Absent or empty: the operator is not fenced, or has no pod.
+    /// The owner for which each pod may write, by the pod's UID: a shard, `unsharded`, or `standby`, which owns
+    /// nothing. A pod that is missing may write for none. Absent or empty: the operator is not fenced, or has no pod.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
     pub pod_uids: BTreeMap<String, String>,

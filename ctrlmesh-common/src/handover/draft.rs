@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::proof::Proof;
 use super::{Desired, EVERY_OWNER, Evidence, Waiting};
-use crate::ownership::{Ownership, Revoked};
+use crate::ownership::{Ownership, Revoked, STANDBY};
 use crate::slots::{NamespaceHash, Slot};
 
 /// A thing that has an owner.
@@ -173,11 +173,12 @@ impl<'a> Draft<'a> {
             }
             match self.table.pod_uids.get(uid) {
                 Some(owner) if owner == wanted => {}
-                Some(_) => {
+                Some(owner) if owner != STANDBY => {
                     self.revoked.pod_uids.extend(self.table.pod_uids.remove_entry(uid));
                     self.revokes = true;
                 }
-                None => {
+                // It loses nothing.
+                Some(_) | None => {
                     self.table.pod_uids.insert(uid.clone(), wanted.to_owned());
                 }
             }

@@ -91,7 +91,7 @@ impl Fence {
         let revoked = table.revoked.iter().flat_map(|revoked| revoked.namespaces.keys());
         Self {
             operator: String::new(),
-            owner: table.pod_uids.get(uid).cloned(),
+            owner: table.pod_uids.get(uid).filter(|owner| *owner != STANDBY).cloned(),
             hash,
             slots: table.slots.clone(),
             namespaces: table.namespaces.clone(),

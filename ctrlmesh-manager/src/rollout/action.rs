@@ -49,7 +49,8 @@ pub(super) struct Done {
 
 /// What brings pods and workload to what the status says.
 pub(super) fn of(workload: &Workload<'_>, plan: &Plan) -> Vec<Action> {
-    let deleted_first = workload.deleted_first();
+    let now = Timestamp::now().as_second();
+    let deleted_first = workload.deleted_first(now);
     let mut actions = costs(workload, &deleted_first);
     let are_marked = workload.are_marked(&deleted_first);
     let shares = if workload.is_promoting() { shares(workload, plan) } else { Vec::new() };
@@ -59,19 +60,23 @@ pub(super) fn of(workload: &Workload<'_>, plan: &Plan) -> Vec<Action> {
         let name = format!("{}/{set}", namespace(&workload.root.metadata));
         plan.snapshot.update_revisions.get(&name).map(String::as_str)
     });
-    let stuck = workload.stuck(update_revision, Timestamp::now().as_second());
+    let stuck = workload.stuck(update_revision, now);
     actions.extend(stuck.into_iter().map(|pod| Action::Replace { pod: pod.name.clone(), uid: pod.uid.clone() }));
     actions.extend(roll_back(workload));
     actions
 }
 
-/// Lets pods be Ready that have the gate, and no root any more.
+/// Lets pods be Ready that have the gate, and no root any more. Takes our mark from others that have none.
 pub(super) fn of_others(plan: &Plan, workloads: &[Workload<'_>]) -> Vec<Action> {
-    let waits = |pod: &&Member| pod.gate.as_ref().is_some_and(|gate| gate.holds != Some(true)) && !pod.terminating;
+    let waits = |pod: &Member| pod.gate.as_ref().is_some_and(|gate| gate.holds != Some(true));
+    let is_marked = |pod: &Member| pod.deletion_cost == DeletionCost::DeletedFirst;
+    let touched = |pod: &&Member| (waits(pod) || is_marked(pod)) && !pod.terminating;
     let known: BTreeSet<&str> = workloads.iter().flat_map(|one| &one.pods).map(|pod| pod.uid.as_str()).collect();
-    let others = plan.snapshot.members.iter().filter(waits).filter(|pod| !known.contains(pod.uid.as_str()));
+    let others = plan.snapshot.members.iter().filter(touched).filter(|pod| !known.contains(pod.uid.as_str()));
     let wanted = || WantedGate { holds: true, reason: "NoRollout", message: "it has no root".to_owned() };
-    others.filter_map(|pod| gate_of(pod, Some(wanted()))).collect()
+    let unmark = |pod: &Member| Action::Cost { pod: pod.name.clone(), uid: pod.uid.clone(), cost: None };
+    let actions = |pod: &Member| [gate_of(pod, Some(wanted())), is_marked(pod).then(|| unmark(pod))];
+    others.flat_map(actions).flatten().collect()
 }
 
 fn costs(workload: &Workload<'_>, deleted_first: &BTreeSet<&str>) -> Vec<Action> {

@@ -33,6 +33,7 @@ mod placement;
 mod owning;
 mod handover;
 mod sees;
+mod standby;
 mod operator;
 mod record;
 mod clashes;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{RolloutStatus, Root, ShardingConfig, TrialPhase};
 use ctrlmesh_common::names::annotation;
-use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::ownership::{Ownership, STANDBY};
 use ctrlmesh_common::rollout::PodFacts;
 use ctrlmesh_common::slots::SlotSet;
 
@@ -15,7 +15,7 @@ use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::{DeletionCost, Gate, Member};
 use crate::rules::shard::{Share, Slice, Versions, has_second_name};
 
-/// How old a pod is of which the state of its StatefulSet is known, in seconds.
+/// How old a pod is, in seconds, of which it is known what its StatefulSet makes of it, and whether it owns anything.
 const SETTLED_AFTER: i64 = 30;
 
 /// What is to be written into the status of a root, by `NAMESPACE/NAME`.
@@ -57,11 +57,24 @@ pub struct Workload<'a> {
     versions: Versions<'a>,
 }
 
-/// The roots that have a rollout, or pods with the gate of one, each with the pods of its workload. `members` are the
-/// enrolled pods.
+/// Whether pods of its Deployment can own nothing for long.
+fn marks_idle(root: &ShardingConfig, rule: &Root) -> bool {
+    let is_active = is_fenced(rule) && root.metadata.deletion_timestamp.is_none();
+    is_active && rule.target_deployment.is_some() && (rule.is_elastic() || root.spec.controller.is_none())
+}
+
+/// Whether the pod has a gate, or a mark of ours.
+fn is_touched(pod: &Member) -> bool {
+    pod.gate.is_some() || pod.deletion_cost == DeletionCost::DeletedFirst
+}
+
+/// The roots that have a rollout, or pods that can own nothing or have our gate or mark, each with the pods of its
+/// workload. `members` are the enrolled pods.
 pub fn workloads<'a>(configs: &'a [ShardingConfig], members: &'a [Member]) -> Vec<Workload<'a>> {
-    let has_rollout = |config: &ShardingConfig| config.spec.root.as_ref().is_some_and(|rule| rule.rollout.is_some());
-    if !configs.iter().any(has_rollout) && members.iter().all(|pod| pod.gate.is_none()) {
+    let is_followed = |config: &ShardingConfig| {
+        config.spec.root.as_ref().is_some_and(|rule| rule.rollout.is_some() || marks_idle(config, rule))
+    };
+    if !configs.iter().any(is_followed) && !members.iter().any(is_touched) {
         return Vec::new();
     }
     let mut by_namespace: BTreeMap<&str, Vec<&Member>> = BTreeMap::new();
@@ -71,7 +84,7 @@ pub fn workloads<'a>(configs: &'a [ShardingConfig], members: &'a [Member]) -> Ve
     let workload = |root: &'a ShardingConfig| {
         let rule = root.spec.root.as_ref()?;
         let near = by_namespace.get(namespace(&root.metadata)).map_or(&[][..], Vec::as_slice);
-        if rule.rollout.is_none() && near.iter().all(|pod| pod.gate.is_none()) {
+        if rule.rollout.is_none() && !marks_idle(root, rule) && !near.iter().any(|pod| is_touched(pod)) {
             return None;
         }
         let pods = near.iter().copied().filter(|pod| pod.is_of_target(rule)).collect();
@@ -147,13 +160,27 @@ impl<'a> Workload<'a> {
         self.pods.iter().filter_map(facts).collect()
     }
 
-    /// Pods that a Deployment should delete before others: while the next version takes over, those whose shards own
-    /// nothing any more.
-    pub fn deleted_first(&self) -> BTreeSet<&'a str> {
-        let Some(table) = self.table().filter(|_| self.versions.is_promoting()) else { return BTreeSet::new() };
+    /// Pods that a Deployment should delete before others: those that own nothing of an elastic root, those that stand
+    /// by, and while the next version takes over, those whose shards own nothing any more.
+    ///
+    /// `now` is in seconds since 1970.
+    pub fn deleted_first(&self, now: i64) -> BTreeSet<&'a str> {
+        let is_promoting = self.versions.is_promoting();
+        let table = self.table().filter(|_| is_promoting || marks_idle(self.root, self.rule));
+        let Some(table) = table else { return BTreeSet::new() };
         let owners = owners(table);
+        // One that has just come owns something in a moment.
+        let has_settled = |pod: &Member| pod.created_at.is_some_and(|at| now.saturating_sub(at) >= SETTLED_AFTER);
+        let may_be_marked = |pod: &Member, owner: &String| {
+            if is_promoting {
+                self.is_promoted(pod)
+            } else {
+                (self.rule.is_elastic() || owner == STANDBY) && has_settled(pod)
+            }
+        };
         let is_idle = |pod: &&&Member| {
-            self.is_promoted(pod) && table.pod_uids.get(&pod.uid).is_some_and(|shard| !owners.contains(shard))
+            let owner = table.pod_uids.get(&pod.uid);
+            owner.is_some_and(|owner| !owners.contains(owner) && may_be_marked(pod, owner))
         };
         self.pods.iter().filter(is_idle).map(|pod| pod.uid.as_str()).collect()
     }
@@ -200,7 +227,12 @@ impl<'a> Workload<'a> {
     fn gate_of_promotion(&self, pod: &Member, shares: &[Share], are_marked: bool) -> Option<WantedGate> {
         let gate = |holds, reason, message: &str| Some(WantedGate { holds, reason, message: message.to_owned() });
         let table = self.table()?;
-        let own = table.pod_uids.get(&pod.uid)?;
+        // One that stands by waits for the pod of its shard that works.
+        let standing_by = table.pod_uids.get(&pod.uid).filter(|owner| *owner == STANDBY);
+        let own = match standing_by {
+            Some(_) => table.pods.get(&pod.name.name)?,
+            None => table.pod_uids.get(&pod.uid)?,
+        };
         let share = shares.iter().find(|share| share.name == *own)?;
         let has = |owner: Option<&String>| owner == Some(own);
         let has_all = share.slots.iter().all(|slot| has(table.slots.get(&slot)))

@@ -209,7 +209,7 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
         report.warning("spec.limits", message);
     }
     match &spec.root {
-        Some(root) => root::check(root, report),
+        Some(root) => root::check(root, spec.controller.is_some(), report),
         None if spec.limits.is_empty() => {
             report.error("spec.limits", "at least one is required, unless root is set");
         }

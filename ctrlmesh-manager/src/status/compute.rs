@@ -121,7 +121,7 @@ pub fn of(
     let mut status = ShardingConfigStatus {
         observed_generation: config.metadata.generation,
         is_root: Some(is_root),
-        pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, inputs) },
+        pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, record.or(root_record), inputs) },
         conditions: Vec::new(),
         epoch: before.epoch,
         policy_digest: before.policy_digest.clone(),
@@ -213,7 +213,14 @@ fn write(record: &Record, status: &mut ShardingConfigStatus) {
     }
 }
 
-fn pod_statuses(pods: &[(&Member, &CompiledPolicy)], before: &[PodStatus], inputs: StatusInputs<'_>) -> Vec<PodStatus> {
+fn pod_statuses(
+    pods: &[(&Member, &CompiledPolicy)],
+    before: &[PodStatus],
+    record: Option<&Record>,
+    inputs: StatusInputs<'_>,
+) -> Vec<PodStatus> {
+    let table = record.and_then(|record| record.ownership.as_ref());
+    let owner = |pod: &Member| table.and_then(|table| table.pod_uids.get(&pod.uid));
     let mut by_name: BTreeMap<&str, Vec<&PodStatus>> = BTreeMap::new();
     for one in before {
         by_name.entry(&one.name).or_default().push(one);
@@ -238,6 +245,7 @@ fn pod_statuses(pods: &[(&Member, &CompiledPolicy)], before: &[PodStatus], input
             node: member.node.clone(),
             epoch: epoch.or(before.and_then(|before| before.epoch)),
             last_contact,
+            stands_by: owner(member).is_some_and(|owner| owner == STANDBY),
         }
     };
     pods.iter().map(status).collect()

@@ -139,7 +139,7 @@ fn since_when(since_when: Option<&Since>, now: Timestamp) -> String {
 }
 
 fn serving(step: &mut Step, pods: &[PodOverview], epoch: Option<i64>, now: Timestamp) {
-    if pods.is_empty() {
+    if pods.iter().all(|pod| pod.stands_by) {
         step.say("No pod serves that shard.");
     }
     for pod in pods {
@@ -152,7 +152,8 @@ fn serving(step: &mut Step, pods: &[PodOverview], epoch: Option<i64>, now: Times
         };
         let contact = pod.last_contact.map(|contact| format!(" It was in touch {} ago.", since(contact, now)));
         let contact = contact.unwrap_or_default();
-        step.say(format!("Pod {} on {node} serves that shard. Its proxy {said}.{contact}", pod.name));
+        let serves = if pod.stands_by { "stands by for" } else { "serves" };
+        step.say(format!("Pod {} on {node} {serves} that shard. Its proxy {said}.{contact}", pod.name));
     }
 }
 

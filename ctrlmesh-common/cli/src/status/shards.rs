@@ -57,6 +57,9 @@ pub(crate) struct PodOverview {
     pub(crate) current: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last_contact: Option<Timestamp>,
+    /// Whether another pod of the shard works in its place.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) stands_by: bool,
 }
 
 impl ShardOverview {
@@ -116,7 +119,7 @@ impl PodOverview {
     /// For a table.
     pub(crate) fn cells(&self, now: Timestamp) -> [String; 4] {
         [
-            self.name.clone(),
+            if self.stands_by { format!("{} (stands by)", self.name) } else { self.name.clone() },
             self.node.clone().unwrap_or_else(dash),
             self.epoch.map_or_else(dash, |epoch| epoch.to_string()),
             self.last_contact.map_or_else(dash, |contact| format!("{} ago", since(contact, now))),
@@ -139,6 +142,7 @@ pub(crate) fn pods(shard: &ShardingConfig, epoch: Option<i64>) -> Vec<PodOvervie
         epoch: pod.epoch,
         current: pod.epoch.is_some() && pod.epoch == epoch,
         last_contact: pod.last_contact.as_ref().map(|contact| contact.0),
+        stands_by: pod.stands_by,
     };
     shard.status.iter().flat_map(|status| &status.pods).map(overview).collect()
 }

@@ -18,7 +18,7 @@ use crate::rules::fenced::{is_handing_back, is_server_fenced};
 use crate::rules::label_coverage;
 use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::Member;
-use crate::rules::shard::{Shard, Versions};
+use crate::rules::shard::{Shard, Share, Versions};
 
 /// Most things that are named together.
 const LISTED: usize = 5;
@@ -60,6 +60,7 @@ pub(super) fn next(
         hash,
         is_leaving: is_handing_back(root),
         versions: Versions::of(root),
+        elects: root.spec.controller.is_some() || !has_several_shards(&division),
         is_elastic: rule.is_elastic(),
         held_back: world.held_back,
     };
@@ -94,6 +95,11 @@ pub(super) fn next(
         awaited(workload, &step, &desired, shards, gathered.filter(|_| evidence.server == Server::None))
     };
     Some(Handover { step, waiting })
+}
+
+/// Whether a version of the operator is divided. Of one that is not, the operator's own election counts, if it has one.
+fn has_several_shards(shares: &[Share]) -> bool {
+    [false, true].into_iter().any(|second| shares.iter().filter(|share| share.second == second).count() > 1)
 }
 
 /// `gathered` is what is known of the pods where only proxies fence.

@@ -306,10 +306,11 @@ impl Operator<'_> {
         handover.step.table.pod_uids.get(&pod.uid).is_some_and(|owner| owner == shard)
     }
 
-    /// For whom each pod may write, by its UID. A handover names the owner of a pod in the written table first: the pod
+    /// For whom each pod may write, by its UID; one that stands by, for nobody. A handover names the owner of a pod in the written table first: the pod
     /// is asked of that owner only whether a write may be under way.
     pub(super) fn owners(&self) -> BTreeMap<String, String> {
         let mut owners = self.table().map(|table| table.pod_uids.clone()).unwrap_or_default();
+        owners.retain(|_, owner| owner != STANDBY);
         if self.handover().is_some() {
             let written = self.status().and_then(|status| status.ownership.as_ref()).map(|table| &table.pod_uids);
             owners.retain(|uid, owner| written.and_then(|written| written.get(uid)) == Some(owner));

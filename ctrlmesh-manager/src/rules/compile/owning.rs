@@ -13,9 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::TrialPhase;
 use ctrlmesh_common::handover::Desired;
-use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
+use ctrlmesh_common::ownership::{Ownership, STANDBY, UNSHARDED};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
+use super::standby;
 use crate::rules::pod::Member;
 use crate::rules::shard::{Share, Versions, has_second_name};
 
@@ -32,6 +33,8 @@ pub(super) struct Workload<'a> {
     /// Whether the root is being deleted.
     pub(super) is_leaving: bool,
     pub(super) versions: Versions<'a>,
+    /// Whether the pods of a shard elect the one that works.
+    pub(super) elects: bool,
     /// Whether only shards with a pod that serves own slots.
     pub(super) is_elastic: bool,
     /// UIDs of pods that have come back only just.
@@ -90,11 +93,14 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     let recorded = |pod: &Member| current.shard_of(&pod.name.name).filter(|_| begins).map(str::to_owned);
     let shard = |pod: &Member| recorded(pod).or_else(|| workload.placed.get(&pod.name.name).cloned());
     // A pod without a node runs nothing yet, and a move would wait for it.
-    let enrolled = live(workload.enrolled).filter(|pod| pod.node.is_some());
-    let enrolled = enrolled.filter_map(|pod| Some((pod.uid.clone(), shard(pod)?)));
+    let enrolled: Vec<&Member> = live(workload.enrolled).filter(|pod| pod.node.is_some()).collect();
+    let mut pod_uids: BTreeMap<String, String> =
+        enrolled.iter().filter_map(|pod| Some((pod.uid.clone(), shard(pod)?))).collect();
+    if !workload.elects {
+        standby::choose(&mut pod_uids, &enrolled, workload.held_back, current);
+    }
     let unenrolled = live(workload.unenrolled).filter(|pod| pod.node.is_some());
-    let unenrolled = unenrolled.map(|pod| (pod.uid.clone(), UNSHARDED.to_owned()));
-    let pod_uids: BTreeMap<String, String> = enrolled.chain(unenrolled).collect();
+    pod_uids.extend(unenrolled.map(|pod| (pod.uid.clone(), UNSHARDED.to_owned())));
     // Pods with a proxy that were there before the table may have been of a former one: nothing is granted before they
     // have acknowledged this one.
     let taken_up = *current == Ownership::default() && pod_uids.values().any(|owner| owner != UNSHARDED);
@@ -110,7 +116,8 @@ pub(super) fn stay(desired: &mut Desired, current: &Ownership) -> bool {
     desired.slots.clone_from(&current.slots);
     desired.namespaces.clone_from(&current.namespaces);
     for (uid, owner) in &mut desired.pod_uids {
-        if let Some(present) = current.pod_uids.get(uid) {
+        // One that stands by may begin: nobody has to stop for it.
+        if let Some(present) = current.pod_uids.get(uid).filter(|present| *present != STANDBY) {
             owner.clone_from(present);
         }
     }
@@ -141,8 +148,9 @@ impl<'a> Owners<'a> {
         let steady = serving().filter(|pod| !workload.held_back.contains(&pod.uid)).filter_map(|pod| placed(pod));
         let (serving, steady): (BTreeSet<_>, BTreeSet<_>) =
             (serving().filter_map(|pod| placed(pod)).collect(), steady.collect());
-        // The table says for whom a pod works; before it does, its shard.
-        let owner = |pod: &&Member| owner_in(current, &pod.uid).or_else(|| placed(pod));
+        // The table says for whom a pod works; before it does, its shard. One that stands by is there for its shard.
+        let owner_in = |pod: &Member| owner_in(current, &pod.uid).filter(|owner| *owner != STANDBY);
+        let owner = |pod: &&Member| owner_in(pod).or_else(|| placed(pod));
         let enrolled = live(workload.enrolled).filter_map(|pod| owner(&pod));
         let unenrolled = live(workload.unenrolled).map(|_| UNSHARDED);
         let live = enrolled.chain(unenrolled).collect();
@@ -229,7 +237,7 @@ fn live<'a>(pods: &'a [&'a Member]) -> impl Iterator<Item = &'a Member> {
 }
 
 /// The owner for which a pod writes, or wrote before that was taken away.
-fn owner_in<'a>(table: &'a Ownership, uid: &str) -> Option<&'a str> {
+pub(super) fn owner_in<'a>(table: &'a Ownership, uid: &str) -> Option<&'a str> {
     let revoked = || table.revoked.as_ref().and_then(|revoked| revoked.pod_uids.get(uid));
     table.pod_uids.get(uid).or_else(revoked).map(String::as_str)
 }

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
-use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::ownership::{Ownership, STANDBY};
 
 use super::World;
 use crate::rules::object_name::namespace;
@@ -145,13 +145,16 @@ impl<'a> Placement<'a> {
     /// left out: evicted ones stay by the hundreds.
     fn records<'b>(&self, candidates: impl Iterator<Item = &'b Member>) -> Vec<PodRecord> {
         let records = candidates.filter(|pod| !pod.ended).filter_map(|pod| {
-            let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
+            let table = written(self.root);
+            let written = table.and_then(|table| table.shard_of(&pod.name.name));
             Some(PodRecord {
                 pod: pod.name.name.clone(),
                 revision: revision(self.rule, pod)?.to_owned(),
                 shard: written.or(pod.labelled_shard()).map(str::to_owned),
                 terminating: pod.terminating,
                 ready: pod.ready,
+                stands_by: table
+                    .is_some_and(|table| table.pod_uids.get(&pod.uid).is_some_and(|owner| owner == STANDBY)),
                 created_at: pod.created_at,
             })
         });

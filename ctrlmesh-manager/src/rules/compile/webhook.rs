@@ -128,7 +128,8 @@ impl<'a> Webhooks<'a> {
         let (operator, shard) = shard_key(policy)?;
         let Some(found) = self.operators.get(operator) else { return self.kept(policy) };
         let webhook = found.webhook?;
-        let peers = found.shards.iter().filter(|peer| **peer != shard);
+        // One that stands by knows no more of its own shard than of others.
+        let peers = found.shards.iter().filter(|peer| **peer != shard || !works_for_shard(policy));
         Some(Webhook {
             port: port(webhook)?,
             certificate: webhook.certificate(),

@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 
+use ctrlmesh_common::api::{Auto, Controller};
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::ownership::Revoked;
 use ctrlmesh_common::slots::Slot;
 
 use super::*;
@@ -82,7 +84,7 @@ fn a_pod_that_takes_over_waits_for_its_share_and_for_the_marks() {
     let mut holds = |owned: &[i64], members: &[Member]| {
         configs[0].status.as_mut().unwrap().ownership = Some(table(owned));
         let all = workloads(&configs, members);
-        let deleted_first = all[0].deleted_first();
+        let deleted_first = all[0].deleted_first(200);
         assert_eq!(deleted_first, ["one"].into());
         let are_marked = all[0].are_marked(&deleted_first);
         all[0].gate(&members[1], std::slice::from_ref(&share), are_marked).unwrap().holds
@@ -96,6 +98,17 @@ fn a_pod_that_takes_over_waits_for_its_share_and_for_the_marks() {
     }
     members[0].deletion_cost = DeletionCost::DeletedFirst;
     assert!(!holds(&[5], &members), "a slot is on its way");
+    // Its shard has another pod, which works.
+    let standing_by = |owned: &[i64]| {
+        let pods = [("op-one", "r-1-normal"), ("op-two", "r-1-second")];
+        let mut table = table(owned);
+        table.pods = pods.map(|(pod, shard)| (pod.to_owned(), shard.to_owned())).into();
+        table.pod_uids.insert("two".to_owned(), STANDBY.to_owned());
+        let (mut configs, _) = case(&trial("Promoting"));
+        configs[0].status.as_mut().unwrap().ownership = Some(table);
+        workloads(&configs, &members)[0].gate(&members[1], std::slice::from_ref(&share), true).unwrap().holds
+    };
+    assert_eq!((standing_by(&[5]), standing_by(&[5, 6])), (false, true));
     members[1].ready = false;
     assert!(!holds(&[5, 6], &members));
 }
@@ -121,4 +134,42 @@ fn only_a_held_pod_of_a_former_template_is_stuck() {
         pod.gate = Some(Gate { holds, ..Gate::default() });
         assert!(workloads(&configs, &[pod.clone()])[0].stuck(Some("one"), 200).is_empty(), "{holds:?}");
     }
+}
+
+#[test]
+fn pods_that_own_nothing_go_first() {
+    let (mut configs, mut members) = case(&trial("Promoting"));
+    let root = configs[0].spec.root.as_mut().unwrap();
+    (root.rollout, root.auto) = (None, Some(Auto { sharding_size: 4, every_shard_replicas: None, elastic: None }));
+    configs[0].status.as_mut().unwrap().rollout = None;
+    for pod in &mut members {
+        pod.gate = None;
+    }
+    let slot = Slot::try_from(5).unwrap();
+    let mut marked = |owner: &str, now: i64, is_elastic: bool, members: &[Member]| -> Vec<String> {
+        let auto = configs[0].spec.root.as_mut().unwrap().auto.as_mut().unwrap();
+        auto.every_shard_replicas = (!is_elastic).then_some(1);
+        configs[0].status.as_mut().unwrap().ownership = Some(Ownership {
+            slots: [(slot, "r-1-normal".to_owned())].into(),
+            pod_uids: [("one", "r-1-normal"), ("two", owner)].map(|(uid, of)| (uid.to_owned(), of.to_owned())).into(),
+            revoked: Some(Revoked::default()),
+            ..Ownership::default()
+        });
+        let all = workloads(&configs, members);
+        all.first().map(|one| one.deleted_first(now)).into_iter().flatten().map(str::to_owned).collect()
+    };
+    assert_eq!(marked("r-2-normal", 130, true, &members), ["two"]);
+    assert_eq!(marked(STANDBY, 130, false, &members), ["two"]);
+    for (owner, now, is_elastic) in
+        [("r-2-normal", 130, false), ("r-2-normal", 129, true), (STANDBY, 129, false), ("r-1-normal", 130, true)]
+    {
+        assert_eq!(marked(owner, now, is_elastic, &members), [""; 0], "{owner} {now} {is_elastic}");
+    }
+    let lock = Controller { leader_election_name: "lock".to_owned() };
+    // A mark is taken away again, whatever the root has become.
+    (members[1].deletion_cost, configs[0].spec.controller) = (DeletionCost::DeletedFirst, Some(lock));
+    configs[0].spec.root.as_mut().unwrap().auto.as_mut().unwrap().every_shard_replicas = Some(1);
+    assert_eq!(workloads(&configs, &members).len(), 1);
+    members[1].deletion_cost = DeletionCost::None;
+    assert!(workloads(&configs, &members).is_empty());
 }

@@ -19,6 +19,8 @@ pub struct PodRecord {
     /// Being deleted: it keeps its shard, which needs another pod.
     pub terminating: bool,
     pub ready: bool,
+    /// Whether another pod of its shard works in its place, as far as anybody but the operator knows.
+    pub stands_by: bool,
     /// In seconds since 1970.
     pub created_at: Option<i64>,
 }
@@ -125,7 +127,7 @@ fn misplaced(shares: &[Share], records: &[PodRecord], moves: Moves) -> Option<(u
     Some((standby(records, &from.name, moves)?, to.name.clone()))
 }
 
-/// The pod of `shard` that is least likely to lead: one that is not ready, or else the youngest. Never the only one
+/// The pod of `shard` that is least likely to lead: one that is not ready, or that stands by, or else the youngest. Never the only one
 /// that is ready.
 fn standby(records: &[PodRecord], shard: &str, moves: Moves) -> Option<usize> {
     let staying = |record: &&PodRecord| !record.terminating && record.shard.as_deref() == Some(shard);
@@ -136,7 +138,7 @@ fn standby(records: &[PodRecord], shard: &str, moves: Moves) -> Option<usize> {
         Moves::Ready => record.ready && ready > 1,
         Moves::All => !record.ready || ready > 1,
     });
-    let standby = may_go.max_by_key(|(at, record)| (!record.ready, record.created_at, *at));
+    let standby = may_go.max_by_key(|(at, record)| (!record.ready, record.stands_by, record.created_at, *at));
     standby.map(|(at, _)| at)
 }
 

@@ -12,7 +12,8 @@ use super::{Report, limits, rollout};
 /// No pod has to be back for longer.
 const LONGEST_SETTLE: Duration = Duration::from_mins(10);
 
-pub(super) fn check(root: &Root, report: &mut Report) {
+/// `elects` says whether the operator's lock is named.
+pub(super) fn check(root: &Root, elects: bool, report: &mut Report) {
     let names = [
         ("prefix", Some(&root.prefix)),
         ("targetStatefulSet", root.target_stateful_set.as_ref()),
@@ -41,6 +42,9 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     if root.disable == Some(true) {
         return;
     }
+    if !elects {
+        check_election(root, report);
+    }
     match (&root.auto, root.manual.is_empty()) {
         (Some(_), true) => {}
         (None, false) => check_manual(root, canary, report),
@@ -68,6 +72,32 @@ fn check_auto(auto: &Auto, left: usize, report: &mut Report) {
     if settle.is_some_and(|text| parse_duration(text).is_none_or(|settle| settle > LONGEST_SETTLE)) {
         report.error("spec.root.auto.elastic.settle", "must be a duration from 0s to 10m");
     }
+}
+
+/// Of pods without a lock, the fence lets one of each shard work.
+fn check_election(root: &Root, report: &mut Report) {
+    let normal = root.auto.as_ref().map_or(root.manual.len(), |auto| usize::try_from(auto.sharding_size).unwrap_or(0));
+    if normal + usize::from(root.canary.is_some()) < 2 {
+        return;
+    }
+    let manual = root.manual.iter().enumerate();
+    let manual = manual.map(|(at, shard)| (format!("spec.root.manual[{at}].replicas"), shard.replicas));
+    let normal = root.auto.as_ref().filter(|auto| !auto.is_elastic()).map(|auto| Some(auto.replicas()));
+    let normal = normal.map(|replicas| ("spec.root.auto.everyShardReplicas".to_owned(), replicas));
+    let canary = root.canary.as_ref().map(|one| ("spec.root.canary.replicas".to_owned(), Some(one.replicas)));
+    let mut all = normal.into_iter().chain(canary).chain(manual);
+    let Some((field, Some(replicas))) = all.find(|(_, replicas)| replicas.is_some_and(|replicas| replicas > 1)) else {
+        return;
+    };
+    let what = if root.fence_mode() == FenceMode::Off {
+        "all of them write, because fence is Off"
+    } else {
+        "one works, and the others see nothing"
+    };
+    let message = format!(
+        "of the {replicas} pods of a shard {what}, and spec.controller is absent: if the operator elects a leader, name its lock in spec.controller.leaderElectionName"
+    );
+    report.warning(field, message);
 }
 
 fn check_elastic(root: &Root, report: &mut Report) {

@@ -270,7 +270,7 @@ mod tests {
     fn unawaited_statuses_of_many_pods_are_written_less_often() {
         let status = |pods: usize, is_awaited| {
             let mut config = config("many");
-            let pod = PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None };
+            let pod = PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None, stands_by: false };
             let pods = vec![pod; pods];
             config.status = Some(ShardingConfigStatus { pods, ..ShardingConfigStatus::default() });
             Write::Status { config, is_awaited, is_move: false, events: Vec::new() }

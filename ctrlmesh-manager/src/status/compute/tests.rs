@@ -209,6 +209,7 @@ fn each_pod_has_a_node_an_epoch_and_a_last_contact() {
         node: node.map(str::to_owned),
         epoch,
         last_contact: last_contact.map(|second| Time(at(second))),
+        stands_by: false,
     };
     let wanted = [pod("op-0", Some("node-a"), Some(1), Some(100)), pod("op-1", None, None, None)];
     assert_eq!(status.pods, wanted);

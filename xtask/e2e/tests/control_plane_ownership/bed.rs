@@ -183,6 +183,16 @@ impl Bed {
 
     /// Applies the root with this rule, beside its prefix and its target.
     pub(crate) async fn root(&self, rule: &Value) -> Result<()> {
+        let lock = json!({"leaderElectionName": "websites.web.example.com"});
+        self.apply_root(rule, json!({"controller": lock})).await
+    }
+
+    /// The same of an operator that elects nobody.
+    pub(crate) async fn root_without_lock(&self, rule: &Value) -> Result<()> {
+        self.apply_root(rule, json!({})).await
+    }
+
+    async fn apply_root(&self, rule: &Value, mut spec: Value) -> Result<()> {
         let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]},
             {"apiGroups": ["web.example.com"], "resources": ["websites"]}]);
         let mut root = json!({"prefix": "op", "targetStatefulSet": "op",
@@ -191,7 +201,8 @@ impl Bed {
             root[key] = value.clone();
         }
         let mut config = object("ctrlmesh.kusionstack.io/v1alpha1", "ShardingConfig", ROOT);
-        config["spec"] = json!({"root": root, "controller": {"leaderElectionName": "websites.web.example.com"}});
+        spec["root"] = root;
+        config["spec"] = spec;
         let collection = format!("/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{OPERATOR}/shardingconfigs");
         self.apply(collection, &config).await.map(drop)
     }

@@ -24,4 +24,5 @@ mod pods;
 mod process;
 mod random;
 mod silence;
+mod standby;
 mod torture;

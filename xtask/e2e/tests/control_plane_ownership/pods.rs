@@ -187,6 +187,12 @@ impl Bed {
     }
 }
 
+impl RunningPod {
+    pub(crate) fn uid(&self) -> &str {
+        &self.pod.uid
+    }
+}
+
 impl Pod {
     fn path(&self) -> String {
         format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name)

@@ -56,6 +56,7 @@ fn workload<'a>(shares: &'a [Share], enrolled: &'a [&'a Member], unenrolled: &'a
         hash: NamespaceHash::default(),
         is_leaving: false,
         versions: Versions::default(),
+        elects: true,
         is_elastic: false,
         held_back: &NOBODY,
     }

@@ -23,6 +23,7 @@ fn record(pod: &str, revision: &str, shard: Option<&str>) -> PodRecord {
         shard: shard.map(str::to_owned),
         terminating: false,
         ready: false,
+        stands_by: false,
         created_at: None,
     }
 }
