@@ -168,8 +168,6 @@ pub struct RelatedResources {
         .message("auto.elastic: needs fence Server or Proxy; without a fence, what moves could have two writers. Write everyShardReplicas instead"),
     validation = Rule::new("!has(self.auto) || !has(self.auto.elastic) && has(self.auto.everyShardReplicas) || !has(self.onLoss) || self.onLoss != 'Restart'")
         .message("auto.elastic: is not allowed with onLoss Restart; each pod that comes would restart others, which would lose their share by that. Write everyShardReplicas instead"),
-    validation = Rule::new("!has(self.auto) || !has(self.auto.elastic) && has(self.auto.everyShardReplicas) || !has(self.rollout)")
-        .message("auto.elastic: is not allowed with rollout. Write everyShardReplicas instead"),
     validation = Rule::new(rules::EVERYTHING_LAST).message("rollout.steps: only the last step may say 100 percent"),
     validation = Rule::new(rules::SHADOW_FIRST).message("rollout.steps: only the first step may say shadow"),
     validation = Rule::new(rules::EVERY_SLOT_ONCE)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ownership::Ownership;
+use crate::ownership::{Ownership, STANDBY};
 use crate::resource::ResourceMatch;
 use crate::slots::{NamespaceHash, Slot, SlotSet};
 

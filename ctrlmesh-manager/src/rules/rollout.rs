@@ -182,7 +182,8 @@ impl<'a> Workload<'a> {
             let owner = table.pod_uids.get(&pod.uid);
             owner.is_some_and(|owner| !owners.contains(owner) && may_be_marked(pod, owner))
         };
-        self.pods.iter().filter(is_idle).map(|pod| pod.uid.as_str()).collect()
+        let staying = self.pods.iter().filter(|pod| !pod.terminating);
+        staying.filter(is_idle).map(|pod| pod.uid.as_str()).collect()
     }
 
     /// Whether all of them are marked for that.
@@ -235,8 +236,15 @@ impl<'a> Workload<'a> {
         };
         let share = shares.iter().find(|share| share.name == *own)?;
         let has = |owner: Option<&String>| owner == Some(own);
-        let has_all = share.slots.iter().all(|slot| has(table.slots.get(&slot)))
-            && share.namespaces.iter().all(|namespace| has(table.namespaces.get(namespace)));
+        let is_elastic = self.rule.is_elastic() && !share.canary;
+        let is_in = pod.gate.as_ref().is_some_and(|gate| gate.holds == Some(true));
+        let has_slots = if is_elastic {
+            // What it has changes with each pod that comes or goes.
+            is_in || has_part(table, own, shares)
+        } else {
+            share.slots.iter().all(|slot| has(table.slots.get(&slot)))
+        };
+        let has_all = has_slots && share.namespaces.iter().all(|namespace| has(table.namespaces.get(namespace)));
         if !pod.ready || !has_all || !are_marked {
             return gate(false, "TakingOver", "it takes over its share");
         }
@@ -261,6 +269,13 @@ impl<'a> Workload<'a> {
 /// Whether the pod's gate says something else, or nothing.
 pub fn differs(gate: &Gate, wanted: &WantedGate) -> bool {
     gate.holds != Some(wanted.holds) || gate.message != wanted.message
+}
+
+/// Whether a shard of an elastic root has as many slots as every other one that follows its pods, or one less.
+fn has_part(table: &Ownership, shard: &str, shares: &[Share]) -> bool {
+    let count = |name: &str| table.slots.values().filter(|owner| *owner == name).count();
+    let others = shares.iter().filter(|share| !share.canary).map(|share| count(&share.name));
+    others.max().is_none_or(|most| count(shard) + 1 >= most)
 }
 
 /// The shards that have anything, or had it until it was taken away.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::{PodStatus, RolloutStatus, Root, RootStatus, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::ownership::STANDBY;
 use ctrlmesh_common::wire::WebhookState;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

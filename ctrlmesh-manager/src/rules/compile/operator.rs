@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ctrlmesh_common::api::{FenceMode, Limit, OnLoss, Root, ShardingConfig, ShardingConfigStatus};
-use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::ownership::{Ownership, STANDBY};
 use ctrlmesh_common::policy::{Fence, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;

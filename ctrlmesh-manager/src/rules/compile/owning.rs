@@ -127,7 +127,7 @@ pub(super) fn stay(desired: &mut Desired, current: &Ownership) -> bool {
 /// Of each slot and pinned namespace, the shard that the root names, where it is not the owner in `desired`. An elastic
 /// root does not say which of its shards owns a slot.
 pub(super) fn awaited<'a>(workload: Workload<'a>, desired: &Desired) -> BTreeSet<&'a str> {
-    let is_elastic = |share: &Share| workload.is_elastic && !share.canary;
+    let is_elastic = |share: &Share| workload.is_elastic && is_followed(share, workload.versions);
     let elastic: BTreeSet<&str> =
         workload.shares.iter().filter(|share| is_elastic(share)).map(|share| share.name.as_str()).collect();
     let owns = |share: &Share, slot| {
@@ -179,7 +179,7 @@ impl<'a> Owners<'a> {
     /// The owners of the slots of elastic shares, if any of these has a pod that serves. Pods that are not enrolled
     /// count for as many shards: so what they have moves once, as they are replaced.
     fn elastic(&self, shares: &[Share], current: &Ownership) -> BTreeMap<Slot, String> {
-        let elastic = || shares.iter().filter(|share| !share.canary && share.second == self.versions.main_is_second());
+        let elastic = || shares.iter().filter(|share| is_followed(share, self.versions));
         // Whoever runs before the first table has all of it.
         let is_known = |slot: &Slot| self.unsharded == 0 || present(current, *slot, None).is_some();
         let all = elastic().flat_map(|share| share.slots.iter()).filter(is_known).collect::<SlotSet>();
@@ -230,6 +230,12 @@ impl<'a> Owners<'a> {
         let fewest = serving.min_by_key(|one| (one.second != share.second, count(&one.name)));
         fewest.map(|share| share.name.as_str())
     }
+}
+
+/// Whether an elastic root's share goes by its pods: that of a canary does not, nor that of a version on trial. While a
+/// version is promoted, its pods and those that they replace divide all.
+fn is_followed(share: &Share, versions: Versions<'_>) -> bool {
+    !share.canary && (versions.is_promoting() || share.second == versions.main_is_second())
 }
 
 fn live<'a>(pods: &'a [&'a Member]) -> impl Iterator<Item = &'a Member> {

@@ -21,7 +21,8 @@ pub(super) fn choose(
     current: &Ownership,
 ) {
     // One that is no pod of the operator any more has to stop before another one follows.
-    for (uid, owner) in &current.pod_uids {
+    let revoked = current.revoked.iter().flat_map(|revoked| &revoked.pod_uids);
+    for (uid, owner) in current.pod_uids.iter().chain(revoked) {
         if owner != UNSHARDED && !owners.contains_key(uid) {
             owners.insert(uid.clone(), STANDBY.to_owned());
         }

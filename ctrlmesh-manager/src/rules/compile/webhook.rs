@@ -128,7 +128,7 @@ impl<'a> Webhooks<'a> {
         let (operator, shard) = shard_key(policy)?;
         let Some(found) = self.operators.get(operator) else { return self.kept(policy) };
         let webhook = found.webhook?;
-        // One that stands by knows no more of its own shard than of others.
+        // One that does not work for its shard knows no more of that than of others.
         let peers = found.shards.iter().filter(|peer| **peer != shard || !works_for_shard(policy));
         Some(Webhook {
             port: port(webhook)?,

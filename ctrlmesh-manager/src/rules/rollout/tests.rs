@@ -114,6 +114,44 @@ fn a_pod_that_takes_over_waits_for_its_share_and_for_the_marks() {
 }
 
 #[test]
+fn a_pod_of_an_elastic_root_takes_over_with_some_of_it() {
+    let (mut configs, members) = case(&trial("Promoting"));
+    configs[0].spec.root.as_mut().unwrap().auto.as_mut().unwrap().every_shard_replicas = None;
+    let share = Share {
+        name: "r-1-second".to_owned(),
+        canary: false,
+        second: true,
+        replicas: 1,
+        slots: SlotSet::EMPTY,
+        namespaces: BTreeSet::new(),
+    };
+    let other = Share { name: "r-1-normal".to_owned(), second: false, ..share.clone() };
+    let canary = Share { name: "r-0-normal".to_owned(), canary: true, ..other.clone() };
+    let shares = [canary, share, other];
+    // So many slots of its shard, of the other one, and of the canary.
+    let mut holds = |own: usize, others: usize, canary: usize, members: &[Member]| {
+        let owners = [("r-1-second", own), ("r-1-normal", others), ("r-0-normal", canary)];
+        let owners = owners.into_iter().flat_map(|(owner, count)| std::iter::repeat_n(owner.to_owned(), count));
+        configs[0].status.as_mut().unwrap().ownership = Some(Ownership {
+            slots: owners.zip(0..).map(|(owner, number)| (Slot::try_from(number).unwrap(), owner)).collect(),
+            pod_uids: [("two".to_owned(), "r-1-second".to_owned())].into(),
+            ..Ownership::default()
+        });
+        workloads(&configs, members)[0].gate(&members[1], &shares, true).unwrap().holds
+    };
+    let mut members = members;
+    for (own, others, canary, expected) in
+        [(0, 32, 0, false), (1, 31, 0, false), (8, 8, 16, true), (7, 8, 16, true), (6, 8, 16, false), (0, 1, 31, true)]
+    {
+        assert_eq!(holds(own, others, canary, &members), expected, "{own} {others} {canary}");
+    }
+    members[1].gate.as_mut().unwrap().holds = Some(true);
+    assert!(holds(4, 8, 16, &members), "others come and go");
+    members[1].ready = false;
+    assert!(!holds(8, 8, 16, &members));
+}
+
+#[test]
 fn only_a_held_pod_of_a_former_template_is_stuck() {
     let (mut configs, _) = case(&trial("RollingBack"));
     let root = configs[0].spec.root.as_mut().unwrap();

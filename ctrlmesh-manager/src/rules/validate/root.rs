@@ -110,7 +110,6 @@ fn check_elastic(root: &Root, report: &mut Report) {
             root.on_loss == Some(OnLoss::Restart),
             "is not allowed with onLoss Restart; each pod that comes would restart others, which would lose their share by that",
         ),
-        (root.rollout.is_some(), "is not allowed with rollout"),
     ];
     for (_, message) in messages.into_iter().filter(|(is_wrong, _)| *is_wrong) {
         report.error("spec.root.auto.elastic", format!("{message}. Write everyShardReplicas instead"));

@@ -75,6 +75,8 @@ pub(crate) struct Operator<'a> {
     pub(crate) kind: Kind,
     /// The argument of the version that is promoted first.
     pub(crate) good: &'static str,
+    /// Whether shares follow the pods. Else each pod has one of its own.
+    pub(crate) is_elastic: bool,
 }
 
 /// The cluster of this binary. Its audit log has what the witness needs.
@@ -112,7 +114,7 @@ pub(crate) fn case_with(
     test: impl FnOnce(Operator<'_>) -> Result<()>,
 ) -> Result<()> {
     cluster().case(name, |space| {
-        let operator = Operator { space, kind, good };
+        let operator = Operator { space, kind, good, is_elastic: false };
         operator.deploy(steps)?;
         test(operator)?;
         operator.remove()
@@ -120,8 +122,8 @@ pub(crate) fn case_with(
 }
 
 impl Operator<'_> {
-    /// Deploys it in its first version, over namespaces with their websites.
-    fn deploy(self, steps: &Value) -> Result<()> {
+    /// Deploys it in its first version, over namespaces with their websites. Without steps no version is tried.
+    pub(crate) fn deploy(self, steps: &Value) -> Result<()> {
         let websites = list(&self.websites("Hello"));
         // For some seconds after the kind was made known, the API server's own admission does not know it.
         until("the websites to be taken", || {
@@ -133,7 +135,9 @@ impl Operator<'_> {
         let items = [&operator::account(self.space)[..], &[self.workload()]].concat();
         self.space.apply(&list(&items))?;
         self.rolled_out()?;
-        self.until_rollout("the first version to be promoted", |status| status.trial.is_none())?;
+        if !steps.is_null() {
+            self.until_rollout("the first version to be promoted", |status| status.trial.is_none())?;
+        }
         self.owned_by(false)?;
         let ours = self.selector();
         let published = ["wait", "websites", "--all-namespaces", &ours, "--for=condition=Published", "--timeout=300s"];
@@ -313,12 +317,20 @@ impl Operator<'_> {
     fn root(self, steps: &Value) -> Value {
         let websites = json!([{"apiGroups": ["web.example.com"], "resources": ["websites"]}]);
         let pages = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
-        let mut root = json!({"prefix": ROOT,
-            "auto": {"shardingSize": REPLICAS, "everyShardReplicas": 1},
+        let auto = if self.is_elastic {
+            // More shards than there are ever pods of a version.
+            json!({"shardingSize": 8})
+        } else {
+            json!({"shardingSize": REPLICAS, "everyShardReplicas": 1})
+        };
+        let mut root = json!({"prefix": ROOT, "auto": auto,
             // The operator gives its pages no label of ours.
             "resourceSelector": [{"relateResources": pages}, {"relateResources": websites,
-                "selector": {"matchLabels": {"websites-of": self.space.name()}}}],
-            "rollout": {"analysis": {"interval": "10s", "failureLimit": 1}, "onFailure": "Rollback", "steps": steps}});
+                "selector": {"matchLabels": {"websites-of": self.space.name()}}}]});
+        if !steps.is_null() {
+            root["rollout"] =
+                json!({"analysis": {"interval": "10s", "failureLimit": 1}, "onFailure": "Rollback", "steps": steps});
+        }
         let target = match self.kind {
             Kind::Deployment => "targetDeployment",
             Kind::StatefulSet => "targetStatefulSet",

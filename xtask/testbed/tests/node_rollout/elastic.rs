@@ -9,11 +9,12 @@ use ctrlmesh_common::slots::{COUNT, SlotSet};
 use ctrlmesh_runtime::sync::read;
 use ctrlmesh_testbed::is_full;
 use jiff::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::bed::{self, Kind, MANAGERS, Operator, REPLICAS, ROOT, list};
-use crate::mesh::operator::{self, LOCK, NAME};
+use crate::bed::{self, GOOD, Kind, MANAGERS, Operator, PAUSE, REPLICAS};
+use crate::mesh::operator::{self, NAME};
 use crate::mesh::{self, kill_in, until};
+use crate::promotions::good_version;
 
 /// Writes the status of each website as often: so a new owner writes soon.
 const BUSY: &str = "--resync=200ms";
@@ -23,24 +24,6 @@ const KILLS: usize = 4;
 const FULL: usize = 50;
 
 impl Operator<'_> {
-    /// Deploys it under an elastic root that may have more shards than there are ever pods.
-    fn deploy_elastic(self) -> Result<()> {
-        let websites = list(&self.websites("Hello"));
-        until("the websites to be taken", || {
-            Ok(self.space.cluster().ask(&["apply", "--filename", "-"], &websites).ok())
-        })?;
-        let resources = json!([{"apiGroups": ["web.example.com"], "resources": ["websites"]},
-            {"apiGroups": [""], "resources": ["configmaps"]}]);
-        let rule = json!({"prefix": ROOT, "targetDeployment": NAME, "auto": {"shardingSize": 8},
-            "resourceSelector": [{"relateResources": resources}]});
-        let root = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
-            "metadata": {"name": ROOT}, "spec": {"controller": {"leaderElectionName": LOCK}, "root": rule}});
-        let items = [&[root], &operator::account(self.space)[..], &[self.workload()]].concat();
-        self.space.apply(&list(&items))?;
-        self.rolled_out()?;
-        self.even(REPLICAS).map(drop)
-    }
-
     /// Waits until so many shards own all slots, each as many as the others, or one more; all of them with a pod.
     fn even(self, shards: usize) -> Result<Ownership> {
         let mut last = None;
@@ -114,8 +97,8 @@ fn owners(table: &Ownership) -> BTreeMap<String, SlotSet> {
 fn others_work_on_what_a_killed_replica_had() -> Result<()> {
     let _managers = read(&MANAGERS);
     bed::cluster().case("elastic", |space| {
-        let operator = Operator { space, kind: Kind::Deployment, good: BUSY };
-        operator.deploy_elastic()?;
+        let operator = Operator { space, kind: Kind::Deployment, good: BUSY, is_elastic: true };
+        operator.deploy(&Value::Null)?;
         for replicas in [5, 2, REPLICAS] {
             space.kubectl(&["scale", &operator.target(), &format!("--replicas={replicas}")])?;
             operator.rolled_out()?;
@@ -129,6 +112,20 @@ fn others_work_on_what_a_killed_replica_had() -> Result<()> {
             |part: usize| took.get((took.len() * part).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
         writeln!(stderr(), "{kills} kills: p50 {:.3} s, p99 {:.3} s", at(50), at(99))?;
         operator.witnessed()?;
+        operator.remove()
+    })
+}
+
+/// On trial it owns its slice, while the others follow their pods. Then each new pod takes a pod's part.
+#[test]
+fn a_new_version_takes_over_pod_by_pod() -> Result<()> {
+    let _managers = read(&MANAGERS);
+    bed::cluster().case("elastic-new", |space| {
+        let operator = Operator { space, kind: Kind::Deployment, good: GOOD, is_elastic: true };
+        let step = |field: &str, number: u8| json!({field: number, "pause": PAUSE});
+        operator.deploy(&json!([step("slots", 1), step("percent", 25), step("percent", 100)]))?;
+        good_version(operator)?;
+        operator.even(REPLICAS)?;
         operator.remove()
     })
 }

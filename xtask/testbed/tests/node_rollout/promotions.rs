@@ -24,7 +24,8 @@ fn a_good_version_of_a_statefulset_is_promoted() -> Result<()> {
     bed::case("good-set", Kind::StatefulSet, PAUSE, good_version)
 }
 
-fn good_version(operator: Operator<'_>) -> Result<()> {
+/// Has the next version tried and promoted.
+pub(crate) fn good_version(operator: Operator<'_>) -> Result<()> {
     operator.change(&[NEXT])?;
     let revision = operator.revision()?;
     for (step, slots) in [(1, 1), (2, 8)] {

@@ -160,7 +160,7 @@ fn a_pod_is_asked_once_it_may_write_for_its_shard() {
         ..ready(&format!("op-{at}"), "", at)
     });
     let first = compiled(&[of_root("")], &pods, &Compiled::default());
-    assert_eq!(peers(&first, &pods[0]), is(&[("r-2-normal", &[])]));
+    assert_eq!(peers(&first, &pods[0]), is(&[("r-1-normal", &[]), ("r-2-normal", &[])]));
     let written = compiled(&[of_root("") + &status(&first, "ops/root")], &pods, &first);
     assert_eq!(peers(&written, &pods[0]), is(&[("r-2-normal", &["192.0.2.1"])]));
 }

@@ -151,6 +151,7 @@ fn any_records() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
     (replicas, proptest::collection::vec(record, 0..20)).prop_map(|(replicas, records)| {
         let records = records.into_iter().enumerate().map(|(at, (shard, revision, terminating))| PodRecord {
             ready: at % 2 == 0,
+            stands_by: false,
             created_at: None,
             pod: format!("p{at:02}"),
             revision: format!("r{revision}"),

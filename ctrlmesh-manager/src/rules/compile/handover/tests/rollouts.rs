@@ -225,3 +225,48 @@ fn shares_by_hand_lose_the_slice_and_get_it_back() {
         assert_eq!(bed.counts(SHARDS), counts, "{phase}");
     }
 }
+
+#[test]
+fn an_elastic_root_tries_a_version_and_lets_it_in_pod_by_pod() {
+    const PARTS: [&str; 4] = ["r-1-normal", "r-1-second", "r-2-second", "r-3-second"];
+    let mut bed = promoted("rollout: {}, fence: Server, targetDeployment: op, auto: {shardingSize: 8}");
+    assert_eq!(bed.counts(SHARDS), [11, 11, 10, 0]);
+    bed.enrolled.push(of_deployment("new", "two"));
+    bed.rollout = trial("Starting", "");
+    bed.settle();
+    assert_eq!(bed.counts(SHARDS), [11, 11, 10, 0], "nothing is tried yet");
+    bed.rollout = trial("Analysing", "'5'");
+    let record = bed.settle();
+    assert_eq!((bed.owned("r-1-second").to_string().as_str(), record.waiting.len()), ("5", 0));
+    assert_eq!(bed.counts(SHARDS)[..3].iter().sum::<usize>(), 31);
+    // The others are followed meanwhile, and not the new one.
+    bed.enrolled[1].ready = false;
+    bed.settle();
+    assert_eq!((bed.counts(SHARDS)[1], bed.owned("r-1-second").len()), (0, 1));
+    bed.enrolled[1].ready = true;
+    bed.settle();
+    bed.rollout = trial("RollingBack", "");
+    bed.settle();
+    assert_eq!((bed.owned("r-1-second").len(), bed.counts(SHARDS)[1] > 0), (0, true));
+    bed.rollout = trial("Promoting", "");
+    bed.settle();
+    assert_eq!(bed.counts(SHARDS), [8, 8, 8, 8], "it gets a pod's part");
+    for (gone, comes) in [("c", "newer"), ("b", "newest")] {
+        bed.enrolled.retain(|pod| pod.name.name != gone);
+        bed.enrolled.push(of_deployment(comes, "two"));
+        bed.settle_with(|bed| {
+            bed.proves();
+            bed.evidence.pods.entry(format!("uid-{gone}")).or_default().gone = true;
+        });
+    }
+    assert_eq!(bed.counts(PARTS), [8, 8, 8, 8]);
+    bed.enrolled.remove(0);
+    bed.settle_with(|bed| {
+        bed.proves();
+        bed.evidence.pods.entry("uid-a".to_owned()).or_default().gone = true;
+    });
+    let slots = bed.table.slots.clone();
+    bed.rollout = "{promoted: two, second: true}".to_owned();
+    let record = bed.settle();
+    assert_eq!((bed.table.slots == slots, record.waiting, bed.counts(PARTS)[0]), (true, Vec::new(), 0));
+}
