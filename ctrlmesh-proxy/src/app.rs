@@ -39,6 +39,7 @@ use crate::policy;
 use crate::policy::subscription;
 use crate::policy::subscription::{PodSubscription, Publications};
 use crate::policy::{History, HistoryFile, LoadError, StoreError, Validity};
+use crate::session::own_lock::OwnLock;
 use crate::session::{Policies, ServedPod, WebhookTls};
 use crate::spans::{SpanError, Tracer};
 use crate::trace;
@@ -134,7 +135,9 @@ async fn begin_sidecar(process: Process, args: SidecarArgs, starting: BlockReady
     let network = PodNetwork { namespace: None, files: PodFiles::own(), api_servers };
     let egress = PodEgress::new(policy.clone(), Some(network), &guards);
     let requests = metrics.pods.requests(&args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default());
-    let served = ServedPod { validity, requests, egress, ..ServedPod::new(policy.clone(), history, guards, None) };
+    let own_lock = OwnLock::of(args.policy.pod.as_ref().map(|pod| pod.name.as_str()).unwrap_or_default());
+    let served = ServedPod::new(policy.clone(), history, guards, None);
+    let served = ServedPod { validity, requests, egress, own_lock, ..served };
     served.settle(args.common.write_drain_timeout, publish, drain);
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served), None)?;

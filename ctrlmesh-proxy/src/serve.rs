@@ -172,6 +172,7 @@ impl Server {
             guards: served.guards.clone(),
             faults: served.faults.clone(),
             traffic: served.traffic.clone(),
+            lock: served.own_lock.connection(),
             requests: served.requests.clone(),
             gone: served.gone.clone(),
             policy: PolicyView::new(served),

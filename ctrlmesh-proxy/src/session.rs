@@ -1,6 +1,7 @@
 //! What the requests of one client connection share.
 
 pub(crate) mod collect_budget;
+pub(crate) mod own_lock;
 pub(crate) mod policy_view;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use crate::policy::settle::UnderWay;
 use crate::policy::subscription::Publications;
 use crate::policy::{Current, History, Validity, Writes};
 use crate::session::collect_budget::CollectBudget;
+use crate::session::own_lock::{LockConnection, OwnLock};
 use crate::session::policy_view::PolicyView;
 use crate::spans::{ConnectionSpan, Tracer};
 use crate::trace::Listeners;
@@ -92,6 +94,7 @@ pub struct ServedPod {
     pub requests: Arc<PodRequests>,
     pub egress: Arc<PodEgress>,
     pub webhook: Arc<PodWebhook>,
+    pub own_lock: Arc<OwnLock>,
     /// Cancelled once the pod is served no more; its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -105,6 +108,7 @@ pub(crate) struct Session {
     pub(crate) guards: Arc<PodGuards>,
     pub(crate) faults: Arc<PodFaults>,
     pub(crate) traffic: Arc<PodTraffic>,
+    pub(crate) lock: LockConnection,
     pub(crate) requests: Arc<PodRequests>,
     pub(crate) gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
@@ -147,6 +151,7 @@ impl ServedPod {
             requests: Arc::default(),
             egress,
             webhook,
+            own_lock: Arc::default(),
             gone,
         }
     }

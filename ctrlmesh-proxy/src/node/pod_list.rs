@@ -17,6 +17,7 @@ use crate::guard::{GuardFile, PodGuards};
 use crate::metrics::Metrics;
 use crate::policy::{Current, History, HistoryFile, PodLabel, PodName, Source};
 use crate::session::ServedPod;
+use crate::session::own_lock::OwnLock;
 
 /// The most that is read, in bytes: some thousand pods.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
@@ -128,7 +129,8 @@ impl Pod {
         let kept = state.map(|state| GuardFile::of(state, Some(&self.name), self.uid()));
         let guards = PodGuards::new(policy.clone(), metrics, kept);
         let requests = metrics.pods.requests(&self.name.to_string());
-        ServedPod { requests, ..ServedPod::new(policy, history, guards, Some(gone.clone())) }
+        let own_lock = OwnLock::of(&self.name.name);
+        ServedPod { requests, own_lock, ..ServedPod::new(policy, history, guards, Some(gone.clone())) }
     }
 
     /// Empty if it is not known.

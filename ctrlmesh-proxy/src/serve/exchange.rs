@@ -197,7 +197,8 @@ impl Session {
                 let room = &self.resources.collect;
                 let reads_lock = pending.counted.as_ref().is_some_and(|counted| counted.reads_lock);
                 let reader = reads_lock.then_some(&self.traffic.lock);
-                let renaming = ResponseRenaming { rename: &rename, is_list: pending.is_list, reader };
+                let connection = pending.reads_lease.then_some(&self.lock);
+                let renaming = ResponseRenaming { rename: &rename, is_list: pending.is_list, reader, connection };
                 let renaming = Box::pin(lock::response(response, renaming, room, waits));
                 let renamed = time::timeout(deadline, renaming).await;
                 renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)

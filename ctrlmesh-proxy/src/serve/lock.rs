@@ -19,6 +19,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 use thiserror::Error;
 use tokio::time;
+use tracing::debug;
 
 use crate::net::body::Relay;
 use crate::serve::explain;
@@ -28,6 +29,7 @@ use crate::serve::reply::Content;
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
 use crate::session::collect_budget::CollectBudget;
+use crate::session::own_lock::LockConnection;
 use crate::traffic::{HeldLock, LockHolder};
 
 /// A longer list passes item by item.
@@ -79,6 +81,8 @@ pub(super) struct ResponseRenaming<'a> {
     pub(super) is_list: bool,
     /// Is told whom the response has as the lock's holder.
     pub(super) reader: Option<&'a LockHolder>,
+    /// Of a Lease that is the lock: who asks. If an ended process of the pod holds it, nobody does.
+    pub(super) connection: Option<&'a LockConnection>,
 }
 
 /// Asks for a response in which the lock can be renamed.
@@ -144,7 +148,7 @@ pub(super) async fn response(
     budget: &CollectBudget,
     waits: &WaitTime,
 ) -> Result<Response<Content>, LockedError> {
-    let ResponseRenaming { rename, is_list, reader } = renaming;
+    let ResponseRenaming { rename, is_list, reader, connection } = renaming;
     let (mut head, body) = response.into_parts();
     let encoding = match encoding(&head.headers) {
         Ok(encoding) => encoding,
@@ -167,12 +171,23 @@ pub(super) async fn response(
     if bytes.is_empty() {
         return Ok(Response::from_parts(head, Content::Plain(Relay::Empty)));
     }
-    if let Some(reader) = reader.filter(|_| head.status == StatusCode::OK)
-        && let Some(holder) = lock::holder(&bytes, encoding)
-    {
+    let is_read = head.status == StatusCode::OK && (reader.is_some() || connection.is_some());
+    let holder = is_read.then(|| lock::holder(&bytes, encoding)).flatten();
+    let is_left_behind = |holder: &Holder| match (holder, connection) {
+        (Holder::Somebody(holder), Some(connection)) => connection.is_left_behind(holder),
+        _ => false,
+    };
+    let is_left_behind = holder.as_ref().is_some_and(is_left_behind);
+    if let Some((reader, holder)) = reader.zip(holder) {
         reader.read(&held_lock(holder, rename));
     }
-    let renamed = match lock::response(&bytes, encoding, rename) {
+    let renamed = if is_left_behind {
+        debug!(lock = rename.on_server, "an ended process of the pod holds the lock; the pod is told that nobody does");
+        lock::vacated(&bytes, encoding, rename)
+    } else {
+        lock::response(&bytes, encoding, rename)
+    };
+    let renamed = match renamed {
         Ok(renamed) => renamed,
         Err(_) if !head.status.is_success() => Cow::Borrowed(&*bytes),
         Err(error) => return Err(LockedError::Response(error)),

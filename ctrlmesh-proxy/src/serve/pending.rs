@@ -30,6 +30,8 @@ pub(super) struct Pending {
     /// What is done to the answer.
     pub(super) faults: Option<Box<MetFaults>>,
     pub(super) is_list: bool,
+    /// Whether it asks for the Lease that is the lock.
+    pub(super) reads_lease: bool,
     /// Whether the lock was renamed in the body.
     pub(super) is_body_renamed: bool,
     /// Without a response timeout.

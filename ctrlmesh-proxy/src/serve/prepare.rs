@@ -61,6 +61,7 @@ impl Session {
             dry_run: None,
             faults,
             is_list,
+            reads_lease: false,
             is_body_renamed: false,
             long_running,
             waits,
@@ -104,8 +105,14 @@ impl Session {
         }
         pending.is_body_renamed = renamed.holds_lock;
         let is_for_lock = plan.is_for_lock() == Some(true) || renamed.holds_lock;
+        let is_lease = is_for_lock && info.resource() == LEASES;
+        let held = renamed.held.filter(|_| is_lease);
+        if let Some(held) = held.as_ref().filter(|held| !held.holder.is_empty()) {
+            self.lock.writes(&held.holder);
+        }
+        pending.reads_lease = is_lease && info.verb() == "get";
         if let Some(counted) = pending.counted.as_mut().filter(|_| is_for_lock) {
-            counted.is_for_lock(renamed.held.filter(|_| info.resource() == LEASES));
+            counted.is_for_lock(held);
         }
         pending.rename = Some(Box::new(plan.rename));
         *request = renamed.request;

@@ -1,6 +1,7 @@
 //! Bodies with the leader-election lock: lists of any size, other answers, and bodies that never end.
 
 use std::fs;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::harness::client::{Client, get, tls};
@@ -326,5 +327,72 @@ async fn a_lock_that_is_asked_for_in_yaml_or_cbor_comes_in_json() {
         request.headers_mut().insert("accept", HeaderValue::from_static("application/yaml"));
         let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;
         assert_eq!(answer.headers["content-type"], "application/yaml");
+    }
+}
+
+/// A Lease that this identity holds.
+fn lease(name: &str, holder: &str) -> Value {
+    json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"namespace": "ops", "name": name, "resourceVersion": "9"},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 1}})
+}
+
+/// Whom a client is told to hold the lock.
+async fn held_by(client: &mut Client) -> String {
+    let answer = client.get(LEASE).await;
+    let read: Value = serde_json::from_slice(&answer.body).unwrap();
+    assert_eq!((answer.status, &read["metadata"]["name"]), (StatusCode::OK, &json!("lead")), "{read}");
+    read["spec"]["holderIdentity"].as_str().unwrap().to_owned()
+}
+
+/// The proxy sees connections end a moment after the client has ended them.
+async fn until_free(client: &mut Client) {
+    let free = async {
+        while !held_by(client).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("the lock to be free", free).await;
+}
+
+async fn take(client: &mut Client, identity: &str) {
+    let request = Request::put(LEASE).header("content-type", "application/json");
+    let request = request.body(Bytes::from(lease("lead", identity).to_string()).into()).unwrap();
+    assert_eq!(client.ask(request).await.status, StatusCode::OK);
+}
+
+/// A process that ends leaves its lock behind: its successor in the pod need not wait until the Lease has run out.
+#[tokio::test]
+async fn what_an_ended_process_of_the_pod_holds_is_free() {
+    let stored = Arc::new(Mutex::new(lease("lead---s1", "op-0_before").to_string()));
+    let kept = stored.clone();
+    let answer = move |seen: ReceivedRequest| {
+        let kept = kept.clone();
+        async move {
+            let mut stored = kept.lock().unwrap();
+            if seen.method == "PUT" {
+                *stored = String::from_utf8(seen.body.to_vec()).unwrap();
+            }
+            let mut response = whole(StatusCode::OK, stored.clone());
+            response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+            response
+        }
+    };
+    let (pki, _upstream, proxy) = bed(answer, &["--pod", "ops/op-0"]).await;
+    for version in BOTH {
+        let mut first = Client::connect(&pki, proxy.address, version).await;
+        until_free(&mut first).await;
+        take(&mut first, "op-0_one").await;
+        let mut second = Client::connect(&pki, proxy.address, version).await;
+        assert_eq!([held_by(&mut first).await, held_by(&mut second).await], ["op-0_one"; 2]);
+        drop((first, second));
+        // The next process.
+        let mut next = Client::connect(&pki, proxy.address, version).await;
+        until_free(&mut next).await;
+        take(&mut next, "op-0_two").await;
+        assert_eq!(held_by(&mut next).await, "op-0_two");
+        take(&mut next, "op-1_other").await;
+        assert_eq!(held_by(&mut next).await, "op-1_other", "another pod's");
+        take(&mut next, "op-0_before").await;
     }
 }

@@ -69,6 +69,23 @@ pub fn response<'b>(body: &'b [u8], encoding: Encoding, rename: &Rename) -> Resu
     Ok(document.apply(renaming.edits)?)
 }
 
+/// The same of a Lease, which nobody holds then, whoever does.
+///
+/// # Errors
+/// As [`response`].
+pub fn vacated<'b>(body: &'b [u8], encoding: Encoding, rename: &Rename) -> Result<Cow<'b, [u8]>, LockError> {
+    let mut renaming = Renaming::of(body, encoding, rename)?;
+    let document = renaming.document;
+    let root = document.root()?;
+    renaming.answered(&root)?;
+    if let Some(spec) = document.field(&root, "spec")?
+        && let Some(holder) = document.field(&spec, "holderIdentity")?
+    {
+        renaming.set(&holder, "");
+    }
+    Ok(document.apply(renaming.edits)?)
+}
+
 /// Who holds a Lease by a body of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {

@@ -97,7 +97,7 @@ pub(super) fn replica_killed(environment: &Environment) -> Result<Vec<String>> {
     let until_then = still(environment)?;
     let start = Timestamp::now();
     let clock = Instant::now();
-    kill_twice(environment, killed)?;
+    kill_thrice(environment, killed)?;
     environment
         .observer
         .until("the standby to work", WHOLE_WITHIN, |table| table.replicas.get(standby).is_some_and(|one| one.works))?;
@@ -146,17 +146,19 @@ fn taken_over(
     Ok(format!("audit log: {count} changes, each by a replica of its shard"))
 }
 
-/// Kills a replica, and again when it has been started again: then kubelet waits before it starts it once more, so that
-/// it is not there to take its lock back.
-fn kill_twice(environment: &Environment, pod: &str) -> Result<()> {
+/// Kills a replica, and twice again when it has been started again: then kubelet waits for 20 s before it starts it once
+/// more. A replica that is there again takes its own lock back at once.
+fn kill_thrice(environment: &Environment, pod: &str) -> Result<()> {
     let namespace = environment.observer.operator().namespace;
-    let first = environment.kill(namespace, pod)?;
+    let mut last = environment.kill(namespace, pod)?;
     if environment.cluster.node().is_some() {
-        environment.until("the replica to be started again", WHOLE_WITHIN, || {
-            // Until it is there again, there is nothing to kill.
-            let again = environment.kill(namespace, pod).ok();
-            Ok(again.filter(|process| *process != first))
-        })?;
+        for _ in 0..2 {
+            last = environment.until("the replica to be started again", WHOLE_WITHIN, || {
+                // Until it is there again, there is nothing to kill.
+                let again = environment.kill(namespace, pod).ok();
+                Ok(again.filter(|process| *process != last))
+            })?;
+        }
     }
     Ok(())
 }

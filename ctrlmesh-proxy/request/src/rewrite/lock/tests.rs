@@ -49,6 +49,22 @@ fn an_object_has_the_clients_name_here_and_the_servers_there() {
 }
 
 #[test]
+fn a_vacated_lease_is_the_same_without_a_holder() {
+    for (encoding, extension) in EDITABLE {
+        let body = recorded("lease", extension);
+        let vacated = vacated(&body, encoding, &rename()).unwrap();
+        assert_eq!(holder(&vacated, encoding), Some(Holder::Nobody), "{encoding:?}");
+        let renamed = response(&body, encoding, &rename()).unwrap();
+        assert!(vacated.len() + "op---s1_1".len() <= renamed.len(), "{encoding:?}");
+        assert_eq!(
+            request(&vacated, encoding, &rename()).unwrap().len(),
+            vacated.len() + "---s1".len(),
+            "{encoding:?}"
+        );
+    }
+}
+
+#[test]
 fn a_lease_says_who_holds_it() {
     for (encoding, extension) in [EDITABLE[0], EDITABLE[1], (Encoding::Cbor, "cbor")] {
         let own = Some(Holder::Somebody("op---s1_1".to_owned()));
