@@ -8,8 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use ctrlmesh_common::names::{self, label, port};
-use ctrlmesh_common::slots::SlotSet;
+use ctrlmesh_common::names::{self, port};
 use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_testbed::Cluster;
 use jiff::Timestamp;
@@ -25,6 +24,7 @@ use crate::view::Answers;
 use crate::work::{OperatorObjects, Work};
 
 mod load;
+mod membership;
 
 pub use load::Load;
 
@@ -151,77 +151,6 @@ impl Environment {
             let all: BTreeMap<_, _> = all.collect();
             let known = !all.is_empty() && all.values().all(|answers| !answers.is_empty());
             Ok(known.then_some(all))
-        })
-    }
-
-    /// Enrols the operator by a rolling update: labels its pods' template, and waits until the pods from before are
-    /// gone.
-    ///
-    /// # Errors
-    /// Where the API server refuses it, or the rollout does not end.
-    pub fn enrol(&self) -> Result<()> {
-        self.roll(&json!("true"))
-    }
-
-    /// Takes the label out of the template again, and waits in the same way.
-    ///
-    /// # Errors
-    /// As [`Self::enrol`].
-    pub fn leave(&self) -> Result<()> {
-        self.roll(&Value::Null)
-    }
-
-    fn roll(&self, enrolled: &Value) -> Result<()> {
-        let names = || -> Result<BTreeSet<String>> {
-            let pods = self.pods()?;
-            Ok(pods.iter().filter_map(|pod| Some(pod["metadata"]["name"].as_str()?.to_owned())).collect())
-        };
-        let before = names()?;
-        let labels = json!({label::ENABLE_PROXY: enrolled});
-        let template = json!({"spec": {"template": {"metadata": {"labels": labels}}}});
-        self.api.merge(&self.deployment(), &template)?;
-        rolled_out(&self.cluster, self.operator().namespace, &format!("deployment/{}", self.operator().name))?;
-        let gone = || Ok(names()?.is_disjoint(&before).then_some(()));
-        self.until("the pods from before to be gone", ROLLED_OUT_WITHIN, gone)
-    }
-
-    /// Writes the root ShardingConfig, which the API server fences; `rule` is what its `spec.root` has beside prefix
-    /// and target, by which the canary gets these slots.
-    ///
-    /// # Errors
-    /// Where the API server refuses it.
-    pub fn shard(&self, canary: SlotSet, rule: &Value) -> Result<()> {
-        self.rules(|rules| rules.begin(Timestamp::now(), canary));
-        let Operator { namespace, name, lock, .. } = self.operator();
-        let selector = self.work.resource_selector();
-        let mut root =
-            json!({"prefix": "share", "targetDeployment": name, "resourceSelector": selector, "fence": "Server"});
-        for (key, value) in rule.as_object().context("a rule")? {
-            root[key] = value.clone();
-        }
-        let mut config = json!({
-            "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),
-            "kind": "ShardingConfig",
-            "metadata": {"name": name},
-            "spec": {"root": root},
-        });
-        if let Some(lock) = lock {
-            config["spec"]["controller"] = json!({"leaderElectionName": lock});
-        }
-        self.api.apply(&format!("{}/{name}", configs(namespace)), &config).map(drop)
-    }
-
-    /// Deletes the root ShardingConfig, and waits until it is gone: its finalizer stays until all is handed back.
-    ///
-    /// # Errors
-    /// Where the API server refuses it, or it stays.
-    pub fn unshard(&self) -> Result<()> {
-        let Operator { namespace, name, .. } = self.operator();
-        self.api.delete(&format!("{}/{name}", configs(namespace)), &json!({}))?;
-        self.until("the root to be gone", ROLLED_OUT_WITHIN, || {
-            let list = self.api.get(&configs(namespace))?;
-            let mut left = list["items"].as_array().into_iter().flatten();
-            Ok(left.all(|config| config["metadata"]["name"] != *name).then_some(()))
         })
     }
 

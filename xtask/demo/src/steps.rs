@@ -14,6 +14,7 @@ use crate::rules::third;
 mod failures;
 mod share;
 
+mod elastic;
 mod enrolment;
 mod guard;
 mod upgrade;
@@ -118,6 +119,14 @@ pub const END: Step = Step {
     run: share::end_state,
 };
 
+/// Replicas come and go.
+pub const ELASTIC: Step = Step {
+    title: "the operator is scaled to five replicas, and to two",
+    promise: "under load: the shares follow, each as large as the others; no replica that stays restarts, and no object has \
+              two owners",
+    run: elastic::followed,
+};
+
 /// The operator is as it was before.
 pub const LEAVE: Step = Step {
     title: "the label goes, and then the root: the operator leaves",
@@ -126,7 +135,7 @@ pub const LEAVE: Step = Step {
 };
 
 /// The steps of the demo.
-pub const DEMO: [Step; 10] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, WILD, BAD, END];
+pub const DEMO: [Step; 11] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, WILD, BAD, END, ELASTIC];
 
 /// The names of all namespaces that the steps make, where there are so many at first.
 pub fn namespaces(first: usize) -> Vec<String> {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_demo::install::ROLLED_OUT_WITHIN;
-use ctrlmesh_demo::steps::{ADDED, BAD, CANARY, END, LEAVE, MANAGER, PROXY, REFERENCE, REPLICA, ROLLOUT, SHARDS, WILD};
+use ctrlmesh_demo::steps::{
+    ADDED, BAD, CANARY, ELASTIC, END, LEAVE, MANAGER, PROXY, REFERENCE, REPLICA, ROLLOUT, SHARDS, WILD,
+};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::Cluster;
 use xtask::images::Image;
@@ -16,7 +18,7 @@ mod stage;
 
 #[test]
 fn three_shards_of_the_example_do_what_one_replica_does() -> Result<()> {
-    let steps = [REFERENCE, SHARDS, CANARY, PROXY, ROLLOUT, MANAGER, REPLICA, ADDED, WILD, BAD, END, LEAVE];
+    let steps = [REFERENCE, SHARDS, CANARY, PROXY, ROLLOUT, MANAGER, REPLICA, ADDED, WILD, BAD, END, LEAVE, ELASTIC];
     let environment = stage::stage(Work::Websites, 60, &[Image::ExampleOperator], &[])?;
     checked(&environment.cluster)?;
     let (before, after) = steps.split_at(2);

@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::{env, thread};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_demo::steps::DEMO;
 use ctrlmesh_testbed::{Cluster, Node, Options};
 use xtask::images::{self, Image};
 use xtask::{tools, user_cluster};
@@ -97,7 +98,7 @@ fn the_demo_on_a_users_cluster_needs_no_root_and_cleans_up() -> Result<()> {
     started.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut running = Demo(started.spawn()?);
     let mut output = BufReader::new(running.0.stdout.take().context("standard output")?);
-    until(&mut output, "[1/10]")?;
+    until(&mut output, &format!("[1/{}]", DEMO.len()))?;
     // Whoever comes now would take away what is another's.
     let said = refused(&file, &log)?;
     ensure!(said.contains("already, which would be taken away"), "{said}");

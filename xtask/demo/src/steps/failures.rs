@@ -146,8 +146,8 @@ fn taken_over(
     Ok(format!("audit log: {count} changes, each by a replica of its shard"))
 }
 
-/// Kills a replica, and twice again when it has been started again: then kubelet waits for 20 s before it starts it once
-/// more. A replica that is there again takes its own lock back at once.
+/// Kills a replica, and twice again when it has been started again: then kubelet waits for 20 s before it starts it
+/// once more. A replica that is there again takes its own lock back at once.
 fn kill_thrice(environment: &Environment, pod: &str) -> Result<()> {
     let namespace = environment.observer.operator().namespace;
     let mut last = environment.kill(namespace, pod)?;
