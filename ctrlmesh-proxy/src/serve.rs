@@ -18,6 +18,7 @@ mod observer;
 mod admission;
 mod pending;
 mod stale;
+mod write;
 mod prepare;
 mod exchange;
 mod tap;
@@ -26,6 +27,7 @@ mod http2;
 mod egress;
 mod webhook;
 
+use std::cell::Cell;
 use std::future;
 use std::future::Future;
 use std::io;
@@ -67,7 +69,13 @@ impl Server {
         let AcceptedConnection { stream, client, origin, guard } = accepted;
         let collect = CollectBudget::new(origin.pod);
         let unread = UnreadBytes::new(guard.budget().clone());
-        let resources = ConnectionResources { _open: self.metrics.connection(), _guard: guard, collect, unread };
+        let resources = ConnectionResources {
+            _open: self.metrics.connection(),
+            _guard: guard,
+            collect,
+            unread,
+            given_up: Cell::default(),
+        };
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             match self.policies.of(origin.pod) {
@@ -233,18 +241,18 @@ impl Server {
     }
 }
 
-/// Runs `work` until it ends or its pod is gone.
-async fn unless_gone(gone: Option<&CancellationToken>, work: impl Future<Output = ()>) {
+/// Runs `work` until it ends or its pod is gone, which gives `None`.
+async fn unless_gone<T>(gone: Option<&CancellationToken>, work: impl Future<Output = T>) -> Option<T> {
     match gone {
         Some(gone) => {
             let mut gone = PollOnWake::new(Box::pin(gone.cancelled()));
             tokio::select! {
                 biased;
-                () = &mut gone => {}
-                () = work => {}
+                () = &mut gone => None,
+                done = work => Some(done),
             }
         }
-        None => work.await,
+        None => Some(work.await),
     }
 }
 

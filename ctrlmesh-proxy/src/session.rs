@@ -4,6 +4,7 @@ pub(crate) mod collect_budget;
 pub(crate) mod own_lock;
 pub(crate) mod policy_view;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -128,6 +129,8 @@ pub(crate) struct ConnectionResources {
     pub(crate) collect: CollectBudget,
     /// For bytes that wait to be written.
     pub(crate) unread: Rc<UnreadBytes>,
+    /// How many writes go on that the client gave up.
+    pub(crate) given_up: Cell<usize>,
 }
 
 impl ServedPod {

@@ -264,7 +264,7 @@ impl Upstream {
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
         match self {
-            Upstream::Http1(pool) => pool.send(request).await,
+            Upstream::Http1(pool) => pool.send(request, used).await,
             Upstream::Http2(pool) => pool.send(request, used, on_informational).await,
         }
     }
@@ -279,7 +279,7 @@ impl Upstream {
         on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
         let sending = match self {
-            Upstream::Http1(pool) => Either::Left(pool.send(request)),
+            Upstream::Http1(pool) => Either::Left(pool.send(request, used)),
             Upstream::Http2(pool) => Either::Right(pool.send(request, used, on_informational)),
         };
         time::timeout(deadline, sending).await.unwrap_or_else(|_elapsed| {

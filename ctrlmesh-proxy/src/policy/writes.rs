@@ -125,6 +125,11 @@ impl WritesUnder {
 }
 
 impl Write {
+    /// Whether it may be to a fenced object.
+    pub fn is_fenced(&self) -> bool {
+        self.place != UNFENCED
+    }
+
     /// Does `work`, and gives it up where the write is cut first.
     pub async fn unless_cut<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut cut = PollOnWake::new(Box::pin(self.cut()));

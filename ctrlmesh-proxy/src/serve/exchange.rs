@@ -15,14 +15,13 @@ use tracing::{debug, info};
 use crate::fault::MetFaults;
 use crate::metrics::Outcome;
 use crate::net::body::Relay;
-use crate::policy::{Validity, Write};
 use crate::serve::explain;
 use crate::serve::failure::{Abort, Failure};
 use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::ResponseRenaming;
 use crate::serve::observer::Observer;
-use crate::serve::pending::Pending;
+use crate::serve::pending::{Pending, Reads};
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply, RequestMetrics};
 use crate::serve::shaping::Shaped;
@@ -38,7 +37,7 @@ impl Session {
     pub(super) async fn exchange(
         self: Rc<Self>,
         request: Request<Relay>,
-        on_informational: impl FnMut(Response<()>),
+        on_informational: impl FnMut(Response<()>) + 'static,
     ) -> Result<Response<Reply>, Abort> {
         let start = Instant::now();
         let accept = request.headers().get(header::ACCEPT).cloned();
@@ -96,7 +95,7 @@ impl Session {
         target: &PathAndQuery,
         start: Instant,
         mut observer: Option<&mut Observer>,
-        on_informational: impl FnMut(Response<()>),
+        on_informational: impl FnMut(Response<()>) + 'static,
     ) -> Result<Response<Content>, Failure> {
         let (request, mut pending) = self.prepare(request, info, target).await?;
         if pending.write.is_some() {
@@ -106,23 +105,13 @@ impl Session {
         let request = Observer::sent(observer.as_deref_mut(), request, target, pending.is_body_renamed);
         let sent = pending.sent();
         let took = start.elapsed().saturating_sub(pending.waits.total());
-        let long_running = pending.long_running;
-        let answered = match &pending.write {
+        let answered = match pending.write.take() {
             None if pending.stale_list().is_none() => {
-                self.send(&UsedConnection::default(), request, long_running, on_informational).await
+                self.send(&UsedConnection::default(), request, pending.long_running, on_informational).await
             }
             None => Box::pin(self.send_stale(request, info, target, &pending)).await,
-            Some(write) => {
-                let used = UsedConnection::default();
-                let sending = self.send(&used, request, long_running, on_informational);
-                // Boxed, so that other requests hold no memory for it.
-                let answered = Box::pin(unless_forbidden(sending, write, pending.validity.as_ref())).await;
-                if let Err(Failure::Cut | Failure::Lapsed) = answered {
-                    // The network may be down, and would deliver it later.
-                    self.upstream.reset(&used);
-                }
-                answered
-            }
+            // Boxed, so that other requests hold no memory for it.
+            Some(write) => Box::pin(self.send_write(request, write, &pending, on_informational)).await,
         };
         let response = Observer::received(observer.as_deref_mut(), answered)?;
         pending.answered(response.status(), start, sent, &self.traffic);
@@ -197,8 +186,9 @@ impl Session {
                 let room = &self.resources.collect;
                 let reads_lock = pending.counted.as_ref().is_some_and(|counted| counted.reads_lock);
                 let reader = reads_lock.then_some(&self.traffic.lock);
-                let connection = pending.reads_lease.then_some(&self.lock);
-                let renaming = ResponseRenaming { rename: &rename, is_list: pending.is_list, reader, connection };
+                let connection = (pending.reads == Reads::Lease).then_some(&self.lock);
+                let renaming =
+                    ResponseRenaming { rename: &rename, is_list: pending.reads == Reads::List, reader, connection };
                 let renaming = Box::pin(lock::response(response, renaming, room, waits));
                 let renamed = time::timeout(deadline, renaming).await;
                 renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
@@ -206,24 +196,6 @@ impl Session {
             (_, None) => Ok(response.map(Content::Plain)),
         }
     }
-}
-
-/// Sends a write, as long as nothing forbids it.
-async fn unless_forbidden(
-    sending: impl Future<Output = Result<Response<Relay>, Failure>>,
-    write: &Write,
-    validity: Option<&Validity>,
-) -> Result<Response<Relay>, Failure> {
-    let answered = write.unless_cut(sending);
-    let answered = match validity {
-        None => answered.await,
-        Some(validity) => tokio::select! {
-            biased;
-            answered = answered => answered,
-            () = validity.over() => return Err(Failure::Lapsed),
-        },
-    };
-    answered.ok_or(Failure::Cut)?
 }
 
 fn log_failure(failure: &Failure, verb: &str, target: &PathAndQuery, trace: LoggedTrace) {

@@ -83,6 +83,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
             }
         }
     };
+    session.lock.end();
     if let Err(error) = ended {
         debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
         if error.is_timeout() {

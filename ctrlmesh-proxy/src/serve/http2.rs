@@ -68,6 +68,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
         Ok(connection) => Box::pin(run(&session, connection, driver, &frames, deadline)).await,
         Err(error) => Err(error),
     };
+    session.lock.end();
     if let Err(error) = ended {
         debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
         if !error.is_io() && !error.is_remote() {
@@ -192,17 +193,21 @@ async fn answer(session: Rc<Session>, request: Request<RecvStream>, mut respond:
     if request.uri().authority().is_none() {
         name_authority(&mut request);
     }
-    let respond = RefCell::new(respond);
-    let on_informational = |early: Response<()>| {
-        // Fails only where the client is gone.
-        let _gone = respond.borrow_mut().send_informational(early);
+    let respond = Rc::new(RefCell::new(respond));
+    let early_respond = Rc::downgrade(&respond);
+    let on_informational = move |early: Response<()>| {
+        if let Some(respond) = early_respond.upgrade() {
+            // Fails only where the client is gone.
+            let _gone = respond.borrow_mut().send_informational(early);
+        }
     };
     // Boxed, so that a watch does not hold the memory of its request's future for hours.
     let exchange = Box::pin(unless_reset(&respond, session.exchange(request, on_informational)));
     let Some(answered) = exchange.await else {
         return;
     };
-    let mut respond = respond.into_inner();
+    // Nobody else has it.
+    let Some(mut respond) = Rc::into_inner(respond).map(RefCell::into_inner) else { return };
     let response = match answered {
         Ok(response) => response,
         Err(Abort(reason)) => return respond.send_reset(reason),

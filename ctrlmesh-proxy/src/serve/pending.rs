@@ -12,13 +12,22 @@ use crate::serve::wait_time::WaitTime;
 use crate::traffic::{CountedRequest, PodTraffic};
 use crate::watch::WatchRequest;
 
+/// What is read, where it matters for the lock in the response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reads {
+    List,
+    /// The Lease that is the lock.
+    Lease,
+    Other,
+}
+
 /// A request that may be sent, or was.
 pub(super) struct Pending {
     pub(super) rename: Option<Box<Rename>>,
     /// Held while a list is read under the policy.
     pub(super) reading: Option<Reading>,
     pub(super) watch: Option<WatchRequest>,
-    /// Held until the API server answers.
+    /// Until it is sent. Then it is held until the API server answers.
     pub(super) write: Option<Write>,
     /// Of a write that passes only while the policy is confirmed.
     pub(super) validity: Option<Validity>,
@@ -29,9 +38,7 @@ pub(super) struct Pending {
     pub(super) dry_run: Option<Box<DryRun>>,
     /// What is done to the answer.
     pub(super) faults: Option<Box<MetFaults>>,
-    pub(super) is_list: bool,
-    /// Whether it asks for the Lease that is the lock.
-    pub(super) reads_lease: bool,
+    pub(super) reads: Reads,
     /// Whether the lock was renamed in the body.
     pub(super) is_body_renamed: bool,
     /// Without a response timeout.
@@ -55,7 +62,6 @@ impl Pending {
 
     /// The API server has sent the head of its answer.
     pub(super) fn answered(&mut self, status: StatusCode, came: Instant, sent: Option<Instant>, traffic: &PodTraffic) {
-        self.write = None;
         if let Some((counted, sent)) = self.counted.as_deref_mut().zip(sent) {
             traffic.answered(counted, status, [came, sent]);
         }

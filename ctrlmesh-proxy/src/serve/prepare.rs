@@ -18,7 +18,7 @@ use crate::serve::failure::Failure;
 use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::LockedError;
-use crate::serve::pending::Pending;
+use crate::serve::pending::{Pending, Reads};
 use crate::serve::target::with_target;
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
@@ -49,7 +49,8 @@ impl Session {
             Some(reading) => Some(self.watch(&request, info, target, reading).await?),
             None => self.page(&request, info, target, reading.as_ref(), &waits).await?,
         };
-        let (long_running, is_list) = (info.is_long_running(), info.verb() == "list");
+        let long_running = info.is_long_running();
+        let reads = if info.verb() == "list" { Reads::List } else { Reads::Other };
         let mut pending = Pending {
             rename: None,
             reading,
@@ -60,8 +61,7 @@ impl Session {
             counted,
             dry_run: None,
             faults,
-            is_list,
-            reads_lease: false,
+            reads,
             is_body_renamed: false,
             long_running,
             waits,
@@ -110,7 +110,9 @@ impl Session {
         if let Some(held) = held.as_ref().filter(|held| !held.holder.is_empty()) {
             self.lock.writes(&held.holder);
         }
-        pending.reads_lease = is_lease && info.verb() == "get";
+        if is_lease && info.verb() == "get" {
+            pending.reads = Reads::Lease;
+        }
         if let Some(counted) = pending.counted.as_mut().filter(|_| is_for_lock) {
             counted.is_for_lock(held);
         }

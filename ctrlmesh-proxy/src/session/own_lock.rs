@@ -70,15 +70,22 @@ impl LockConnection {
     }
 }
 
-impl Drop for LockConnection {
-    fn drop(&mut self) {
-        if self.has_written.get() {
+impl LockConnection {
+    /// The client has closed it. What goes on of its requests is not the client's any more.
+    pub(crate) fn end(&self) {
+        if self.has_written.take() {
             let mut present = lock(&self.own.present);
             present.connections -= 1;
             if present.connections == 0 {
                 present.identity = None;
             }
         }
+    }
+}
+
+impl Drop for LockConnection {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

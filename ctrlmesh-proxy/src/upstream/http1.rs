@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::net::body::{Relay, StreamPermit};
-use crate::upstream::{DialedTarget, SendError};
+use crate::upstream::{DialedTarget, SendError, UsedConnection};
 
 /// The largest head of a response: what clients in Go take.
 const MAX_HEAD_BYTES: usize = 1 << 20;
@@ -37,12 +37,13 @@ impl Pool {
     }
 
     /// Uses an idle connection, or opens a new one. Resets it where the request is given up without an answer.
-    pub async fn send(&self, mut request: Request<Relay>) -> Result<Response<Relay>, SendError> {
+    pub async fn send(&self, mut request: Request<Relay>, used: &UsedConnection) -> Result<Response<Relay>, SendError> {
         loop {
             let (mut connection, reused) = match self.take_idle().await {
                 Some(connection) => (connection, true),
                 None => (Box::pin(self.open()).await?, false),
             };
+            used.uses();
             let unanswered = connection.reset.clone().drop_guard();
             match connection.send.try_send_request(request).await {
                 Ok(response) => {

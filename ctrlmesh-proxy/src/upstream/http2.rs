@@ -69,7 +69,22 @@ struct PooledConnection {
 
 /// The connection on which a request was sent.
 #[derive(Debug, Default)]
-pub struct UsedConnection(RefCell<Option<(Weak<PooledConnection>, CancellationToken)>>);
+pub struct UsedConnection {
+    /// Of HTTP/2.
+    http2: RefCell<Option<(Weak<PooledConnection>, CancellationToken)>>,
+    is_used: Cell<bool>,
+}
+
+impl UsedConnection {
+    /// Whether something of the request may have been sent.
+    pub fn is_used(&self) -> bool {
+        self.is_used.get()
+    }
+
+    pub(super) fn uses(&self) {
+        self.is_used.set(true);
+    }
+}
 
 impl Pool {
     pub(super) fn new(api_server: DialedTarget, leaving: Rc<Notify>, unread: Rc<UnreadBytes>) -> Self {
@@ -97,7 +112,8 @@ impl Pool {
         };
         let mut permit = StreamPermit::acquire(&connection.open_streams);
         let mut send = connection.send.borrow().clone();
-        *used.0.borrow_mut() = Some((Rc::downgrade(&connection), connection.reset.clone()));
+        *used.http2.borrow_mut() = Some((Rc::downgrade(&connection), connection.reset.clone()));
+        used.uses();
         drop(connection);
         let (head, body) = request.into_parts();
         let ends = body.is_end_stream();
@@ -136,14 +152,14 @@ impl Pool {
 
     /// Sends no new requests on a connection; those under way go on.
     pub fn retire(&self, used: &UsedConnection) {
-        let Some((retired, _)) = used.0.take() else { return };
+        let Some((retired, _)) = used.http2.take() else { return };
         let mut connections = self.connections.borrow_mut();
         connections.retain(|other| !std::ptr::eq(Rc::as_ptr(other), retired.as_ptr()));
     }
 
     /// Resets a connection, and ends all that is under way on it.
     pub fn reset(&self, used: &UsedConnection) {
-        if let Some((_, reset)) = &*used.0.borrow() {
+        if let Some((_, reset)) = &*used.http2.borrow() {
             reset.cancel();
         }
         self.retire(used);

@@ -283,6 +283,40 @@ async fn a_write_under_way_delays_the_acknowledgement() {
     }
 }
 
+/// The API server may carry it out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_its_client_gave_up_is_waited_for() {
+    for version in BOTH {
+        let mut bed = Bed::new(owning(1, &[9, 31]), &[]).await;
+        let own = format!("{OWN}/w");
+        let given_up = bed.hold(version, &own).await;
+        given_up.abort();
+        assert!(given_up.await.is_err());
+        until("the client to be gone", || async { bed.proxy.metric("ctrlmesh_proxy_streams").await == 0.0 }).await;
+        bed.stream.send(&owning(2, &[9])).await;
+        bed.until_refused(&own).await;
+        assert!(bed.stream.is_silent());
+        bed.release.notify_one();
+        assert_eq!(bed.stream.verdict().await.epoch, 2);
+        assert_eq!((bed.counted("writes_cut").await, bed.written()), (0.0, vec![format!("PUT {own}")]));
+    }
+}
+
+/// As long as any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_its_client_gave_up_is_cut_in_the_end() {
+    for version in BOTH {
+        let mut bed = Bed::new(owning(1, &[9, 31]), &["--write-drain-timeout", "50ms"]).await;
+        let given_up = bed.hold(version, &format!("{OWN}/w")).await;
+        given_up.abort();
+        assert!(given_up.await.is_err());
+        until("the client to be gone", || async { bed.proxy.metric("ctrlmesh_proxy_streams").await == 0.0 }).await;
+        bed.stream.send(&owning(2, &[9])).await;
+        assert_eq!(bed.stream.verdict().await.epoch, 2);
+        until("the cut to be counted", || async { bed.counted("writes_cut").await == 1.0 }).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_to_a_slot_that_stays_delays_nothing() {
     let mut bed = Bed::new(owning(1, &[9, 31]), &[]).await;

@@ -369,11 +369,10 @@ async fn what_an_ended_process_of_the_pod_holds_is_free() {
     let answer = move |seen: ReceivedRequest| {
         let kept = kept.clone();
         async move {
-            let mut stored = kept.lock().unwrap();
             if seen.method == "PUT" {
-                *stored = String::from_utf8(seen.body.to_vec()).unwrap();
+                *kept.lock().unwrap() = String::from_utf8(seen.body.to_vec()).unwrap();
             }
-            let mut response = whole(StatusCode::OK, stored.clone());
+            let mut response = whole(StatusCode::OK, kept.lock().unwrap().clone());
             response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
             response
         }
