@@ -52,46 +52,97 @@ pub(super) async fn run(arguments: &UndoArgs) -> Result<(), MigrateError> {
         // What managers that run have done until then is in the snapshot.
         let is_running = waiter.leads(&common.system_namespace).await?;
         let snapshot = read::snapshot(&client, common, &store.state).await?;
-        take_back(step, &snapshot, &mut store, &waiter, is_running).await?;
+        TakingBack { step, snapshot: &snapshot, store: &mut store, waiter: &waiter, is_running }.run().await?;
         store.state.forget(step);
         store.save().await?;
     }
     if store.state.undo.is_empty() && store.state.resume.is_empty() { store.remove().await } else { Ok(()) }
 }
 
-/// Managers of ours may run.
-async fn take_back(
+/// A step that is taken back.
+struct TakingBack<'a> {
     step: Step,
-    snapshot: &Snapshot,
-    store: &mut Store,
-    waiter: &Waiter,
+    snapshot: &'a Snapshot,
+    store: &'a mut Store,
+    waiter: &'a Waiter,
+    /// Whether managers of ours run.
     is_running: bool,
-) -> Result<(), MigrateError> {
-    // Our managers and the predecessor's never write at once.
-    // Without our managers, our webhooks refuse what an undo writes.
-    let is_installed = is_running || snapshot.has_own_managers() || has_our_webhooks(snapshot);
-    if step == Step::Managers || (step < Step::Managers && is_installed) {
-        stop_ours(step, snapshot, store, waiter, is_running).await?;
-    }
-    let inverses = store.state.inverses(step);
-    perform(&inverses, Purpose::Undo, waiter).await?;
-    match (step, &snapshot.manager) {
-        // Not after `stop`: the predecessor's manager ends where its webhook configurations are missing. The guard goes
-        // only once it runs.
-        (Step::Webhooks, Some(manager)) if replicas(manager) > 0 => {
-            waiter.rolled_out(&DEPLOYMENT.of_object(manager)).await
+}
+
+impl TakingBack<'_> {
+    async fn run(&mut self) -> Result<(), MigrateError> {
+        // Our managers and the predecessor's never write at once.
+        // Without our managers, our webhooks refuse what an undo writes.
+        let is_installed = self.is_running || self.snapshot.has_own_managers() || has_our_webhooks(self.snapshot);
+        if self.step == Step::Managers || (self.step < Step::Managers && is_installed) {
+            self.stop_ours().await?;
         }
-        (Step::Enrol, _) => {
-            for (workload, root) in wait::targets(snapshot)
-                .iter()
-                .filter(|(workload, _)| inverses.iter().any(|one| one.object == *workload))
-            {
-                waiter.rolled_out(workload).await?;
-                waiter.handed_back(root).await?;
+        let inverses = self.store.state.inverses(self.step);
+        perform(&inverses, Purpose::Undo, self.waiter).await?;
+        match (self.step, &self.snapshot.manager) {
+            // Not after `stop`: the predecessor's manager ends where its webhook configurations are missing. The guard
+            // goes only once it runs.
+            (Step::Webhooks, Some(manager)) if replicas(manager) > 0 => {
+                self.waiter.rolled_out(&DEPLOYMENT.of_object(manager)).await
             }
-            Ok(())
+            (Step::Enrol, _) => {
+                for (workload, root) in wait::targets(self.snapshot)
+                    .iter()
+                    .filter(|(workload, _)| inverses.iter().any(|one| one.object == *workload))
+                {
+                    self.waiter.rolled_out(workload).await?;
+                    self.waiter.handed_back(root).await?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        _ => Ok(()),
+    }
+
+    /// Takes the fences of roots out, and stops our managers. What starts them again is noted before.
+    async fn stop_ours(&mut self) -> Result<(), MigrateError> {
+        // A pod that is made while nobody injects it would work beside the shards.
+        let guard = self.store.state.inverses(Step::Managers);
+        let guard: Vec<Change> = guard.into_iter().filter(|one| matches!(one.action, Action::Create(_))).collect();
+        perform(&guard, Purpose::Step, self.waiter).await?;
+        if !guard.is_empty() {
+            self.waiter.enforced(GUARD, &self.snapshot.system).await?;
+        }
+        // Managers that run may fence a root that they have not fenced so far.
+        let is_kept = |root: &&DynamicObject| is_fenced(root) || self.is_running && is_to_be_fenced(root);
+        let fenced: Vec<&DynamicObject> = self.snapshot.roots().filter(is_kept).collect();
+        if !fenced.is_empty() && !self.is_running {
+            let roots =
+                fenced.iter().map(|root| SHARDING_CONFIG.of_object(root).to_string()).collect::<Vec<_>>().join(", ");
+            return Err(MigrateError::NoManager { roots, namespace: self.snapshot.system.clone() });
+        }
+        let mut changes: Vec<Change> = Vec::new();
+        for root in fenced {
+            let (off, before) = unfence(root);
+            // Under the step that is taken back now: no other one may be to come.
+            self.store.state.note(self.step, before);
+            changes.push(off);
+        }
+        self.store.save().await?;
+        perform(&changes, Purpose::Undo, self.waiter).await?;
+        if self.is_running {
+            self.waiter.unfenced().await?;
+        }
+        self.stop_programs().await
+    }
+
+    async fn stop_programs(&mut self) -> Result<(), MigrateError> {
+        let ours = self.snapshot.webhooks.iter().filter(|one| one.name_any() == OUR_WEBHOOKS);
+        let deleted = ours.filter_map(|one| Some(Reversible::delete(ObjectRef::among(one, &WEBHOOKS)?, portable(one))));
+        let stopped: Vec<Reversible> =
+            deleted.chain(self.snapshot.our_manager.as_ref().and_then(steps::scaled_to_zero)).collect();
+        stopped.iter().filter_map(|one| one.inverse.clone()).for_each(|inverse| self.store.state.note_resume(inverse));
+        self.store.save().await?;
+        perform(stopped.iter().map(|one| &one.change), Purpose::Step, self.waiter).await?;
+        if let Some(manager) = &self.snapshot.our_manager {
+            self.waiter.stopped(manager).await?;
+        }
+        self.waiter.leading(&self.snapshot.system, false).await
     }
 }
 
@@ -107,58 +158,6 @@ fn unfence(root: &DynamicObject) -> (Change, Change) {
         before.keys().map(|field| (*field, if *field == "fence" { json!("Off") } else { Value::Null })).collect();
     let merge = |fields| Change::new(SHARDING_CONFIG.of_object(root), Action::Merge(json!({"spec": {"root": fields}})));
     (merge(off), merge(before))
-}
-
-/// Takes the fences of roots out, and stops our managers. What starts them again is noted before.
-async fn stop_ours(
-    step: Step,
-    snapshot: &Snapshot,
-    store: &mut Store,
-    waiter: &Waiter,
-    is_running: bool,
-) -> Result<(), MigrateError> {
-    // A pod that is made while nobody injects it would work beside the shards.
-    let guard = store.state.inverses(Step::Managers);
-    let guard: Vec<Change> = guard.into_iter().filter(|one| matches!(one.action, Action::Create(_))).collect();
-    perform(&guard, Purpose::Step, waiter).await?;
-    if !guard.is_empty() {
-        waiter.enforced(GUARD, &snapshot.system).await?;
-    }
-    // Managers that run may fence a root that they have not fenced so far.
-    let is_kept = |root: &&DynamicObject| is_fenced(root) || is_running && is_to_be_fenced(root);
-    let fenced: Vec<&DynamicObject> = snapshot.roots().filter(is_kept).collect();
-    if !fenced.is_empty() && !is_running {
-        let roots =
-            fenced.iter().map(|root| SHARDING_CONFIG.of_object(root).to_string()).collect::<Vec<_>>().join(", ");
-        return Err(MigrateError::NoManager { roots, namespace: snapshot.system.clone() });
-    }
-    let mut changes: Vec<Change> = Vec::new();
-    for root in fenced {
-        let (off, before) = unfence(root);
-        // Under the step that is taken back now: no other one may be to come.
-        store.state.note(step, before);
-        changes.push(off);
-    }
-    store.save().await?;
-    perform(&changes, Purpose::Undo, waiter).await?;
-    if is_running {
-        waiter.unfenced().await?;
-    }
-    stop_programs(snapshot, store, waiter).await
-}
-
-async fn stop_programs(snapshot: &Snapshot, store: &mut Store, waiter: &Waiter) -> Result<(), MigrateError> {
-    let ours = snapshot.webhooks.iter().filter(|one| one.name_any() == OUR_WEBHOOKS);
-    let deleted = ours.filter_map(|one| Some(Reversible::delete(ObjectRef::among(one, &WEBHOOKS)?, portable(one))));
-    let stopped: Vec<Reversible> =
-        deleted.chain(snapshot.our_manager.as_ref().and_then(steps::scaled_to_zero)).collect();
-    stopped.iter().filter_map(|one| one.inverse.clone()).for_each(|inverse| store.state.note_resume(inverse));
-    store.save().await?;
-    perform(stopped.iter().map(|one| &one.change), Purpose::Step, waiter).await?;
-    if let Some(manager) = &snapshot.our_manager {
-        waiter.stopped(manager).await?;
-    }
-    waiter.leading(&snapshot.system, false).await
 }
 
 #[cfg(test)]

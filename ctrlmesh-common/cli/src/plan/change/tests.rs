@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::ownership::UNSHARDED;
 use ctrlmesh_common::selector::Labels;
 use ctrlmesh_manager::rules::shard::Labelling;
 use serde_json::{Value, json};
