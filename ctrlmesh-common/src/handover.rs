@@ -29,8 +29,8 @@
 //!
 //! **Grant.** What is proved leaves `revoked`, and enters the table for the owner that is wanted by now.
 //!
-//! **Pods.** A new pod is entered at once: nobody loses anything. So is one that stood by ([`STANDBY`]). A pod leaves the table only when it is gone. So enter
-//! a pod when it runs, and not before: a move from its owner waits for it.
+//! **Pods.** A new pod is entered at once: nobody loses anything. So is one that stood by ([`STANDBY`]). A pod leaves
+//! the table only when it is gone. So enter a pod when it runs, and not before: a move from its owner waits for it.
 //!
 //! [`STANDBY`]: crate::ownership::STANDBY
 //!

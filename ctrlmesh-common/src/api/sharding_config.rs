@@ -316,6 +316,9 @@ pub struct Auto {
 /// The `settle` of shares that do not say so.
 const DEFAULT_SETTLE: Duration = Duration::from_secs(30);
 
+/// For how long a pod that was away has to be ready at most.
+pub const LONGEST_SETTLE: Duration = Duration::from_mins(10);
+
 /// Shares that follow the pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]

@@ -6,14 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ctrlmesh_common::api::{Auto, Root, ShardingConfig};
+use ctrlmesh_common::api::{LONGEST_SETTLE, Root, ShardingConfig};
 use tokio::time::Instant;
 
 use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
-
-/// No pod has to be ready for longer. One that was is as good as new.
-const LONGEST: Duration = Duration::from_mins(10);
 
 /// What is known of one pod.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,9 +36,9 @@ impl Comebacks {
     ) -> (BTreeSet<String>, Option<Instant>) {
         let mut roots: BTreeMap<&str, Vec<(&Root, Duration)>> = BTreeMap::new();
         for config in configs {
-            let Some(root) = config.spec.root.as_ref().filter(|root| root.is_elastic()) else { continue };
-            let settle = root.auto.as_ref().map(Auto::settle).unwrap_or_default();
-            roots.entry(namespace(&config.metadata)).or_default().push((root, settle));
+            let Some(root) = &config.spec.root else { continue };
+            let Some(auto) = root.auto.as_ref().filter(|auto| auto.is_elastic()) else { continue };
+            roots.entry(namespace(&config.metadata)).or_default().push((root, auto.settle()));
         }
         let settle = |pod: &Member| {
             let near = roots.get(pod.name.namespace.as_str()).map_or(&[][..], Vec::as_slice);
@@ -70,14 +67,15 @@ impl Attendance {
         match self.serves_since {
             None if serves => self.serves_since = Some(now),
             Some(since) if !serves => {
-                let is_new = now.saturating_duration_since(since) >= LONGEST;
+                // It was there for as long as any has to be.
+                let is_new = now.saturating_duration_since(since) >= LONGEST_SETTLE;
                 self.absences = if is_new { 1 } else { self.absences.saturating_add(1) };
                 self.serves_since = None;
             }
             _ => {}
         }
         let doublings = self.absences.checked_sub(1)?;
-        let settle = settle.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(LONGEST);
+        let settle = settle.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(LONGEST_SETTLE);
         let until = self.serves_since? + settle;
         (until > now).then_some(until)
     }

@@ -30,6 +30,8 @@ mod cluster;
 
 pub mod audit_log;
 
+pub mod shares;
+
 pub mod witness;
 
 pub use client::{BoundToken, retry};

@@ -79,8 +79,8 @@ pub struct PodStatus {
     /// When its proxy was last in touch. Absent: it never was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_contact: Option<Time>,
-    /// Whether another pod of the shard works, and this one sees and writes nothing, because the operator elects nobody.
-    /// Default false.
+    /// Whether another pod of the shard works, and this one sees and writes nothing, because the operator elects
+    /// nobody. Default false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stands_by: bool,
 }

@@ -306,8 +306,8 @@ impl Operator<'_> {
         handover.step.table.pod_uids.get(&pod.uid).is_some_and(|owner| owner == shard)
     }
 
-    /// For whom each pod may write, by its UID; one that stands by, for nobody. A handover names the owner of a pod in the written table first: the pod
-    /// is asked of that owner only whether a write may be under way.
+    /// For whom each pod may write, by its UID; one that stands by, for nobody. A handover names the owner of a pod in
+    /// the written table first: the pod is asked of that owner only whether a write may be under way.
     pub(super) fn owners(&self) -> BTreeMap<String, String> {
         let mut owners = self.table().map(|table| table.pod_uids.clone()).unwrap_or_default();
         owners.retain(|_, owner| owner != STANDBY);

@@ -127,8 +127,8 @@ fn misplaced(shares: &[Share], records: &[PodRecord], moves: Moves) -> Option<(u
     Some((standby(records, &from.name, moves)?, to.name.clone()))
 }
 
-/// The pod of `shard` that is least likely to lead: one that is not ready, or that stands by, or else the youngest. Never the only one
-/// that is ready.
+/// The pod of `shard` that is least likely to lead: one that is not ready, or that stands by, or else the youngest.
+/// Never the only one that is ready.
 fn standby(records: &[PodRecord], shard: &str, moves: Moves) -> Option<usize> {
     let staying = |record: &&PodRecord| !record.terminating && record.shard.as_deref() == Some(shard);
     let ready = records.iter().filter(staying).filter(|record| record.ready).count();

@@ -1,16 +1,12 @@
 //! Validates roots: every slot must be in exactly one shard.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use ctrlmesh_common::api::{Auto, Canary, FenceMode, OnLoss, Root, parse_duration};
+use ctrlmesh_common::api::{Auto, Canary, FenceMode, LONGEST_SETTLE, OnLoss, Root, parse_duration};
 use ctrlmesh_common::names::{MAX_PREFIX_BYTES, is_dns_subdomain};
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
 use super::{Report, limits, rollout};
-
-/// No pod has to be back for longer.
-const LONGEST_SETTLE: Duration = Duration::from_mins(10);
 
 /// `elects` says whether the operator's lock is named.
 pub(super) fn check(root: &Root, elects: bool, report: &mut Report) {

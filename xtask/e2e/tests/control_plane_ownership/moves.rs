@@ -14,6 +14,10 @@ use crate::{pace, pods};
 /// An operator that keeps no cache and comes back by a timer: it goes on with what it ever saw.
 pub(crate) const UNCACHED: [&str; 2] = ["--uncached=200ms", "--leader-elect=false"];
 
+/// The same, where a single pod may have all objects: if they came back faster than it works, those that it has not
+/// worked on yet would wait for ever, because they have a low priority.
+pub(crate) const UNHURRIED: [&str; 2] = ["--uncached=2s", "--leader-elect=false"];
+
 /// The shard that slices move to and from.
 pub(crate) const CANARY: &str = "op-0-canary";
 

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::bed::{Bed, teams};
 use crate::load::Load;
-use crate::moves::{UNCACHED, UNOWNED, times};
+use crate::moves::{UNHURRIED, UNOWNED, times};
 use crate::pods;
 
 /// How often the pod that works is away, and ends; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
@@ -32,7 +32,7 @@ async fn one_works(fence: &str, test: &str) -> Result<()> {
     pods::workload(&bed, 4, true).await?;
     bed.root_without_lock(&json!({"fence": fence, "auto": {"shardingSize": 2, "everyShardReplicas": 2}})).await?;
     for number in 0..4 {
-        bed.start_pod(number, true, &UNCACHED).await?;
+        bed.start_pod(number, true, &UNHURRIED).await?;
     }
     let table = bed.settled(|table| workers(&bed, table).len() == 2).await?;
     let load = Load::begin(&bed);
@@ -52,7 +52,7 @@ async fn one_works(fence: &str, test: &str) -> Result<()> {
         let table = bed.settled(follows).await?;
         bed.until_written(&teams().collect(), 2).await?;
         bed.say_ready(*away, true).await?;
-        bed.start_pod(*ended, true, &UNCACHED).await?;
+        bed.start_pod(*ended, true, &UNHURRIED).await?;
         let same = bed.settled(|table| workers(&bed, table).len() == 2 && table.pods.len() == 4).await?;
         ensure!(workers(&bed, &same) == workers(&bed, &table), "who works goes on: {same:?}");
         before = workers(&bed, &same);

@@ -5,9 +5,9 @@ use std::io::{Write as _, stderr};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::slots::{COUNT, SlotSet};
+use ctrlmesh_common::slots::SlotSet;
 use ctrlmesh_runtime::sync::read;
-use ctrlmesh_testbed::is_full;
+use ctrlmesh_testbed::{is_full, shares};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -29,13 +29,7 @@ impl Operator<'_> {
         let mut last = None;
         let found = until("even shares", || {
             last = self.config()?.status.and_then(|status| status.ownership);
-            let good = last.clone().filter(|table| {
-                let sizes: Vec<usize> = owners(table).into_values().map(SlotSet::len).collect();
-                let fewest = usize::from(COUNT) / shards;
-                let even = sizes.len() == shards && sizes.iter().all(|size| (fewest..=fewest + 1).contains(size));
-                even && table.is_total() && table.revoked.is_none()
-            });
-            Ok(good)
+            Ok(last.clone().filter(|table| shares::are_even(table, shards)))
         });
         found.with_context(|| format!("expected {shards} shards, the last table: {last:?}"))
     }
