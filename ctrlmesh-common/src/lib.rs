@@ -16,6 +16,8 @@ pub mod resource;
 #[cfg(feature = "core")]
 pub mod slots;
 #[cfg(feature = "core")]
+pub mod balance;
+#[cfg(feature = "core")]
 pub mod ownership;
 #[cfg(feature = "core")]
 pub mod handover;

@@ -5,7 +5,6 @@
 mod args;
 mod error;
 mod what;
-mod balance;
 mod pods;
 mod division;
 mod drain;
@@ -21,6 +20,7 @@ use std::io::{Write as _, stdout};
 use std::slice;
 
 use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::balance::{Weights, even_out, spread};
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::SlotSet;
 use kube::ResourceExt as _;
@@ -29,7 +29,6 @@ use tokio::time::Instant;
 
 pub(crate) use self::args::{DrainArgs, MoveArgs, RebalanceArgs};
 use self::args::{Measure, WriteArgs};
-use self::balance::{Weights, even_out, spread};
 use self::division::Division;
 use self::drain::Standby;
 use self::error::{SteerError, names};

@@ -2,10 +2,10 @@
 //!
 //! Pure.
 
+use ctrlmesh_common::balance::{Weights, spread};
 use ctrlmesh_common::slots::SlotSet;
 use serde::Serialize;
 
-use super::balance::{Weights, spread};
 use super::division::Division;
 use super::error::SteerError;
 use super::pods::ShardPod;
