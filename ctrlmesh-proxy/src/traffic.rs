@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::slots::Slot;
 use ctrlmesh_common::wire::Traffic;
 use ctrlmesh_request::decide::{self, Plan};
 use ctrlmesh_request::request::{ObjectKey, RequestInfo};
@@ -23,10 +24,12 @@ use crate::traffic::changes::{PodChanges, TakenWrite};
 
 mod changes;
 mod lock_holder;
+mod slot_counts;
 mod watches;
 
 pub(crate) use changes::Kind;
 pub(crate) use lock_holder::{HeldLock, LockHolder};
+use slot_counts::SlotCounts;
 pub(crate) use watches::{OpenWatch, PodWatches};
 
 /// The plural of the only locks of which it is known who holds them.
@@ -48,6 +51,7 @@ pub struct PodTraffic {
     watches: AtomicU64,
     latency_micros: AtomicU64,
     timed: AtomicU64,
+    slots: SlotCounts,
     /// What its watches showed, until it is written.
     pub(crate) changes: PodChanges,
     pub(crate) lock: LockHolder,
@@ -63,6 +67,8 @@ pub(crate) struct CountedRequest {
     kind: RequestKind,
     /// What a write is about.
     object: Option<ObjectKey>,
+    /// The slot for whose load it counts.
+    slot: Option<Slot>,
     /// What a write of the lock says.
     held: Option<HeldLock>,
     /// Whether it asks for the newest Lease that is the lock.
@@ -96,7 +102,7 @@ impl CountedRequest {
             let released = is_lease && matches!(info.verb(), "delete" | "deletecollection");
             let held = released.then(|| HeldLock { name: name(), holder: String::new() });
             let reads_lock = is_lease && info.verb() == "get" && info.query().first("resourceVersion").is_none();
-            return Some(Self { kind: RequestKind::Lock, object: None, held, reads_lock });
+            return Some(Self { kind: RequestKind::Lock, object: None, slot: None, held, reads_lock });
         }
         let kind = match info.verb() {
             _ if info.is_watch() => RequestKind::Watch,
@@ -105,13 +111,14 @@ impl CountedRequest {
             _ => RequestKind::Write,
         };
         let is_write = matches!(kind, RequestKind::Write | RequestKind::Delete);
-        Some(Self { kind, object: is_write.then(|| info.object()), held: None, reads_lock: false })
+        let slot = loaded_slot(policy, info);
+        Some(Self { kind, object: is_write.then(|| info.object()), slot, held: None, reads_lock: false })
     }
 
     /// It is for the lock. `held`: what it writes of the holder, where the lock is a Lease.
     pub(crate) fn is_for_lock(&mut self, held: Option<HeldLock>) {
         self.kind = RequestKind::Lock;
-        self.object = None;
+        (self.object, self.slot) = (None, None);
         self.held = held.or(self.held.take());
     }
 }
@@ -120,7 +127,7 @@ impl PodTraffic {
     /// Counts a request that came and was sent then, and to which the API server has sent the head of an answer with
     /// this status.
     pub(crate) fn answered(&self, counted: &mut CountedRequest, status: StatusCode, [came, sent]: [Instant; 2]) {
-        let CountedRequest { kind, object, held, .. } = counted;
+        let CountedRequest { kind, object, slot, held, .. } = counted;
         if *kind == RequestKind::Lock {
             if let Some(held) = held.take().filter(|_| status.is_success())
                 && self.lock.wrote(held)
@@ -131,6 +138,9 @@ impl PodTraffic {
             return;
         }
         add(&self.requests, 1);
+        if let Some(slot) = slot {
+            self.slots.add(*slot);
+        }
         match status.as_u16() {
             409 => add(&self.conflicts, 1),
             422 => add(&self.invalid, 1),
@@ -208,6 +218,7 @@ impl PodTraffic {
             first_writes: self.changes.first_writes(),
             lock_losses: self.lock.losses(),
             shadow: self.shadow.report(),
+            slots: self.slots.report(),
         }
     }
 }
@@ -236,6 +247,12 @@ fn writes_limited(policy: &Policy, info: &RequestInfo<'_>) -> bool {
         && !decide::is_token(info)
 }
 
+/// The slot that the pod owns, and to whose load a request belongs, where the policy asks for that.
+fn loaded_slot(policy: &Policy, info: &RequestInfo<'_>) -> Option<Slot> {
+    let fence = policy.fence().filter(|fence| fence.counts_slots)?;
+    fence.owned_slot((info.api_group(), info.resource()), info.namespace(), info.name())
+}
+
 fn add(count: &AtomicU64, more: u64) {
     count.fetch_add(more, Ordering::Relaxed);
 }
@@ -247,9 +264,11 @@ fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use ctrlmesh_common::policy::{Limit, Lock, Mode};
+    use ctrlmesh_common::policy::{Fence, Limit, Lock, Mode};
     use ctrlmesh_common::resource::ResourceMatch;
     use ctrlmesh_common::selector::Selector;
+    use ctrlmesh_common::slots::NamespaceHash;
+    use ctrlmesh_common::wire::SlotLoad;
     use ctrlmesh_request::rewrite::Encoding;
     use tokio::sync::watch;
 
@@ -278,7 +297,7 @@ mod tests {
     }
 
     fn counted(kind: RequestKind) -> CountedRequest {
-        CountedRequest { kind, object: None, held: None, reads_lock: false }
+        CountedRequest { kind, object: None, slot: None, held: None, reads_lock: false }
     }
 
     #[test]
@@ -317,6 +336,23 @@ mod tests {
     #[test]
     fn nothing_counts_unless_the_policy_asks() {
         assert_eq!(kind(&policy(false), "POST", "/api/v1/namespaces/a/pods"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_counts_for_the_slot_that_the_pod_owns() {
+        let (traffic, hash) = (PodTraffic::default(), NamespaceHash::default());
+        let (own, other) = (hash.slot("shop"), hash.slot("kube-public"));
+        let slots = [(own, "a".to_owned()), (other, "b".to_owned())].into();
+        let fence = Fence { owner: Some("a".to_owned()), slots, hash, counts_slots: true, ..Fence::default() };
+        let asking = Policy { fence: Some(fence.clone()), ..policy(true) };
+        let silent = Policy { fence: Some(Fence { counts_slots: false, ..fence }), ..policy(true) };
+        for (policy, namespace) in [(&asking, "shop"), (&asking, "shop"), (&asking, "kube-public"), (&silent, "shop")] {
+            let target = format!("/api/v1/namespaces/{namespace}/pods/x");
+            let mut request = CountedRequest::of(policy, None, &RequestInfo::parse("GET", &target).unwrap()).unwrap();
+            traffic.answered(&mut request, StatusCode::OK, [Instant::now(); 2]);
+        }
+        let counted = SlotLoad { slot: own.number().into(), requests: 2 };
+        assert_eq!(traffic.totals(1).slots, [counted]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -59,6 +59,9 @@ pub struct Fence {
     /// Whether writes to the fenced kinds pass only while the manager confirms the policy.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lapses: bool,
+    /// Whether the pod's proxy counts requests by slot, where it reports what they come to.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counts_slots: bool,
 }
 
 /// Whether a write may pass.
@@ -98,6 +101,7 @@ impl Fence {
             revoked: revoked.cloned().collect(),
             resources,
             lapses: false,
+            counts_slots: false,
         }
     }
 
@@ -133,6 +137,20 @@ impl Fence {
             return Access::Owned(slot);
         }
         Access::Refused(NotOwned { slot, owner: owner.map(str::to_owned), pod_owner: self.owner.clone() })
+    }
+
+    /// The slot of an object, where the pod owns it by its slot. An object in a namespace counts whatever its kind is,
+    /// and one of cluster scope if its kind is fenced. `None` also where the namespace is pinned.
+    pub fn owned_slot(&self, (group, resource): (&str, &str), namespace: &str, name: &str) -> Option<Slot> {
+        let is_namespace = (group, resource) == ("", "namespaces");
+        let namespace = if is_namespace { name } else { namespace };
+        if namespace.is_empty() && (name.is_empty() || !self.covers(group, resource)) {
+            return None;
+        }
+        let slot = self.hash.slot(if namespace.is_empty() { name } else { namespace });
+        let is_pinned = self.namespaces.contains_key(namespace);
+        let owner = self.owner_of(slot, namespace).filter(|_| !is_pinned);
+        (owner.is_some() && owner == self.owner.as_deref()).then_some(slot)
     }
 
     /// The slots of which the pod can write some object here that it may not write by `after`; all of them where the
@@ -242,6 +260,26 @@ mod tests {
         assert_eq!(refused("shop"), NotOwned { slot, owner: owner("b"), pod_owner: owner("a") });
         assert_eq!(refused("moving").owner, None);
         assert_eq!(refused("nobody").owner, None);
+    }
+
+    #[test]
+    fn a_slot_is_owned_unless_its_namespace_is_pinned_or_moves() {
+        let slot = |name| Some(NamespaceHash::default().slot(name));
+        for (kind, namespace, name, expected) in [
+            (WIDGETS, "ns-a", "w", slot("ns-a")),
+            (("", "configmaps"), "ns-a", "", slot("ns-a")),
+            (("", "namespaces"), "", "ns-a", slot("ns-a")),
+            (WIDGETS, "", "ns-a", slot("ns-a")),
+            // Neither its kind nor a namespace says that it is divided.
+            (("", "nodes"), "", "ns-a", None),
+            (WIDGETS, "", "", None),
+            (WIDGETS, "kube-public", "w", None),
+            (WIDGETS, "moving", "w", None),
+            (WIDGETS, "nobody", "w", None),
+        ] {
+            assert_eq!(fence("u-a").owned_slot(kind, namespace, name), expected, "{kind:?} {namespace}/{name}");
+        }
+        assert_eq!(fence("u-b").owned_slot(WIDGETS, "shop", "w"), None, "it is pinned");
     }
 
     #[test]

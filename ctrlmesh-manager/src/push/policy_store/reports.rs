@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ctrlmesh_common::names::MAX_SUBDOMAIN_BYTES;
+use ctrlmesh_common::slots::COUNT;
 use ctrlmesh_common::wire::{
     Ended, FIRST_WRITE_BOUNDS, MAX_ENDED, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS,
     MAX_WATCHED_KINDS, MAX_WATCHED_NAMESPACES, Traffic, Watched,
@@ -184,6 +185,7 @@ fn weight<S: ProxyState>(said: &StoredReport<S>) -> (bool, u64, u64) {
 pub(super) fn bounded_traffic(mut traffic: Traffic) -> Traffic {
     let clip = |text: &mut String, longest| text.truncate(text.floor_char_boundary(longest));
     traffic.first_writes.truncate(FIRST_WRITE_BOUNDS.len());
+    traffic.slots.truncate(usize::from(COUNT));
     let shadow = traffic.shadow.iter_mut();
     for one in shadow.flat_map(|shadow| {
         shadow.differences.truncate(MAX_SHADOW_DIFFERENCES);
