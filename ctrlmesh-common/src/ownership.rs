@@ -80,7 +80,7 @@ pub struct Revoked {
 
 /// A table in which somebody wrote what is no slot is read without that: one object that cannot be read would hold up
 /// all that are read with it.
-fn known_slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Slot, String>, D::Error> {
+pub(crate) fn known_slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Slot, String>, D::Error> {
     let all = BTreeMap::<String, String>::deserialize(deserializer)?;
     Ok(all.into_iter().filter_map(|(slot, shard)| Some((slot.parse().ok()?, shard))).collect())
 }
@@ -119,13 +119,13 @@ impl Ownership {
 }
 
 #[cfg(feature = "api")]
-mod schema {
+pub(crate) mod schema {
     use schemars::{Schema, SchemaGenerator, json_schema};
 
     use crate::slots::COUNT;
 
     /// By slot, the name of a shard.
-    pub(super) fn slots(_: &mut SchemaGenerator) -> Schema {
+    pub(crate) fn slots(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "object",
             "maxProperties": COUNT,

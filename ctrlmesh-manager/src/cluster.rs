@@ -9,3 +9,5 @@ mod comebacks;
 pub mod plan;
 pub mod confirmations;
 pub mod evidence;
+mod load_meter;
+pub mod balancer;

@@ -125,6 +125,10 @@ pub struct RunArgs {
     /// would let pass
     #[arg(long, env = "CTRLMESH_MANAGER_ACKNOWLEDGE_WITHIN", default_value = "5s", value_name = "DURATION", value_parser = duration::parse)]
     pub acknowledge_within: Duration,
+    /// Time from one look at the load of elastic shares with `balance: Load` to the next, at least 1s. At each at most
+    /// 4 slots of a root begin to move
+    #[arg(long, env = "CTRLMESH_MANAGER_BALANCE_INTERVAL", default_value = "1m", value_name = "DURATION", value_parser = duration::parse)]
+    pub balance_interval: Duration,
     /// Longest time after SIGTERM for requests and connections that are under way
     #[arg(long, env = "CTRLMESH_MANAGER_DRAIN_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration::parse)]
     pub drain_timeout: Duration,

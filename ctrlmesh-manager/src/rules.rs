@@ -9,6 +9,7 @@ pub mod pod_selection;
 pub mod breaker;
 pub mod injection;
 pub mod shard;
+pub mod balance;
 pub mod label_scheme;
 pub mod label_coverage;
 pub mod manifest;

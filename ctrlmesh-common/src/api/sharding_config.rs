@@ -1,15 +1,15 @@
 //! `ShardingConfig`: which pods of an operator own which objects.
 
+mod auto;
 mod status;
-
-use std::time::Duration;
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::auto::{Auto, Balance, Elastic, LONGEST_SETTLE};
 pub use self::status::{PodStatus, RootStatus, ShardingConfigStatus};
-use super::{LabelSelector, Rollout, Webhook, parse_duration, rules};
+use super::{LabelSelector, Rollout, Webhook, rules};
 use crate::resource::ResourceMatch;
 
 /// A shard of an operator, or, with `root`, the rule that makes all its shards.
@@ -166,6 +166,8 @@ pub struct RelatedResources {
         .message("rollout: needs fence Server or Proxy; without a fence, what moves could have two writers"),
     validation = Rule::new("!has(self.auto) || !has(self.auto.elastic) && has(self.auto.everyShardReplicas) || !has(self.fence) || self.fence != 'Off'")
         .message("auto.elastic: needs fence Server or Proxy; without a fence, what moves could have two writers. Write everyShardReplicas instead"),
+    validation = Rule::new("!has(self.auto) || !has(self.auto.balance) || self.auto.balance != 'Load' || !has(self.fence) || self.fence != 'Off'")
+        .message("auto.balance: Load needs fence Server or Proxy; without a fence, what moves could have two writers"),
     validation = Rule::new("!has(self.auto) || !has(self.auto.elastic) && has(self.auto.everyShardReplicas) || !has(self.onLoss) || self.onLoss != 'Restart'")
         .message("auto.elastic: is not allowed with onLoss Restart; each pod that comes would restart others, which would lose their share by that. Write everyShardReplicas instead"),
     validation = Rule::new(rules::EVERYTHING_LAST).message("rollout.steps: only the last step may say 100 percent"),
@@ -223,6 +225,11 @@ impl Root {
     /// Whether only shards with a ready pod own hashes.
     pub fn is_elastic(&self) -> bool {
         self.auto.as_ref().is_some_and(Auto::is_elastic)
+    }
+
+    /// Whether its shares are elastic, and kept even by load.
+    pub fn balances_by_load(&self) -> bool {
+        self.auto.as_ref().is_some_and(Auto::balances_by_load)
     }
 
     /// Who refuses writes, where the root says so and where it does not.
@@ -290,47 +297,6 @@ pub struct Canary {
     pub in_shard_hash: Vec<String>,
 }
 
-/// Even shares.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = Rule::new("!has(self.elastic) || !has(self.everyShardReplicas) || self.everyShardReplicas == 1")
-        .message("everyShardReplicas: with elastic, each shard has one pod; others take over when it is away")
-)]
-pub struct Auto {
-    /// Into how many shards the hashes are divided, 1 to 32; their sizes differ by at most one hash. With `elastic`
-    /// into how many at most.
-    #[schemars(range(min = 1, max = 32))]
-    pub sharding_size: i32,
-    /// How many pods each shard has, 1 to 1000: one works, the others stand by. Absent: one, and the shares are
-    /// `elastic`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1000))]
-    pub every_shard_replicas: Option<i32>,
-    /// The shares follow the pods: only shards with a ready pod own hashes. Absent: each shard keeps its share while it
-    /// has no ready pod, unless `everyShardReplicas` is absent, too. Needs the fence `Server` or `Proxy`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub elastic: Option<Elastic>,
-}
-
-/// The `settle` of shares that do not say so.
-const DEFAULT_SETTLE: Duration = Duration::from_secs(30);
-
-/// For how long a pod that was away has to be ready at most.
-pub const LONGEST_SETTLE: Duration = Duration::from_mins(10);
-
-/// Shares that follow the pods.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Elastic {
-    /// How long a pod that was away has to be ready before it gets hashes again, 0s to 10m; twice as long after each
-    /// further time, but 10 minutes at most. Absent: 30s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new(rules::SETTLE).message(rules::SETTLE_MESSAGE))]
-    #[schemars(length(max = 32))]
-    pub settle: Option<String>,
-}
-
 /// One shard, as written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -345,24 +311,6 @@ pub struct Manual {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: Option<i32>,
-}
-
-impl Auto {
-    /// How many pods each shard has.
-    pub fn replicas(&self) -> i32 {
-        self.every_shard_replicas.unwrap_or(1)
-    }
-
-    /// Whether only shards with a ready pod own hashes.
-    pub fn is_elastic(&self) -> bool {
-        self.elastic.is_some() || self.every_shard_replicas.is_none()
-    }
-
-    /// How long a pod of elastic shares has to be ready that was away once.
-    pub fn settle(&self) -> Duration {
-        let settle = self.elastic.as_ref().and_then(|elastic| elastic.settle.as_deref());
-        settle.and_then(parse_duration).unwrap_or(DEFAULT_SETTLE)
-    }
 }
 
 impl Limit {

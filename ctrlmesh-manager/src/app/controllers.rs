@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ShardingConfig};
 use ctrlmesh_common::policy::Redirect;
+use ctrlmesh_common::wire::Traffic;
 use ctrlmesh_runtime::sync::lock;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
@@ -20,6 +21,7 @@ use crate::admission::webhook::Route;
 use crate::app::api_client::{self, ReachError};
 use crate::app::context::Context;
 use crate::audit::{AuditMetrics, Auditor, Ownerships};
+use crate::cluster::balancer::Balancer;
 use crate::cluster::cache::Cache;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::evidence::{EvidenceFollower, InForce};
@@ -118,6 +120,7 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
     drain.spawn_until_started(rules_writer::<FaultInjection>(context, &plans, &labels).run());
     try_versions(context, &plans, &labels, decisions, counted.rollouts);
     drain.spawn_until_started(auditor(context, &plans, &labels, counted.audit, findings).run());
+    drain.spawn_until_started(balancer(context, &cache).run());
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
@@ -163,6 +166,20 @@ fn auditor(
         leadership: context.leadership.clone(),
         metrics,
         findings,
+    }
+}
+
+/// Divides elastic roots by load, while this replica leads.
+fn balancer(
+    context: &Context,
+    cache: &Arc<Cache>,
+) -> Balancer<impl Fn() -> BTreeMap<String, Traffic> + Send + Sync + use<>> {
+    let store = Arc::clone(&context.store);
+    Balancer {
+        cache: Arc::clone(cache),
+        reports: move || store.traffic().newest().into_values().map(|of| (of.uid, of.state)).collect(),
+        interval: context.args.balance_interval,
+        leadership: context.leadership.clone(),
     }
 }
 

@@ -7,27 +7,25 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, LabelsStatus, ManagerState, Root, ShardingConfig};
 use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
 use ctrlmesh_runtime::sync::lock;
-use futures::{FutureExt as _, Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::api::node::v1::RuntimeClass;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::time;
 use tracing::warn;
 
 use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
+use crate::rules::balance::RootLoads;
 use crate::rules::label_scheme::{Scheme, SchemeError};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member};
@@ -43,6 +41,8 @@ mod stopped_pods;
 mod unenrolled;
 mod unfit_nodes;
 mod ended;
+mod loads;
+mod served;
 
 pub use ended::EndedContainers;
 use ended::as_it_runs;
@@ -54,10 +54,6 @@ use store::ObjectStore;
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
-
-/// Delay between a change of a CRD and discovery, because the API server needs a moment; and the interval
-/// without a change.
-const SERVED: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(1));
 
 #[derive(Debug)]
 pub struct Cache {
@@ -90,6 +86,8 @@ struct State {
     /// Not part of `synced`: they only explain why a proxy is waited for.
     unfit_nodes: ObjectStore<()>,
     ended: EndedContainers,
+    /// Of roots that are divided by load.
+    loads: Arc<RootLoads>,
 }
 
 impl Cache {
@@ -223,6 +221,7 @@ impl Cache {
             evidence: Arc::default(),
             follows: false,
             held_back: <_>::default(),
+            loads: Arc::clone(&state.loads),
         }
     }
 
@@ -276,31 +275,6 @@ impl Cache {
 
     pub fn namespaces(&self) -> BTreeMap<String, NamespaceInfo> {
         lock(&self.state).namespaces.current.clone()
-    }
-
-    /// Runs discovery at intervals, and soon after a change of a CRD.
-    async fn follow_served(self: Arc<Self>, client: Client) {
-        let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
-        let config = Config::default().page_size(PAGE);
-        let mut definitions = pin!(watcher(definitions, config).default_backoff());
-        loop {
-            match ServedResources::discover(&client).await {
-                Ok(served) => {
-                    let mut state = lock(&self.state);
-                    let changed = *state.served != served;
-                    state.served = Arc::new(served);
-                    drop(state);
-                    if changed {
-                        self.version.send_modify(|version| *version = version.wrapping_add(1));
-                    }
-                }
-                Err(error) => warn!(%error, "what is served is not known; what was known holds"),
-            }
-            drop(time::timeout(SERVED.1, definitions.next()).await);
-            time::sleep(SERVED.0).await;
-            // Definitions are often created in bulk.
-            while definitions.next().now_or_never().flatten().is_some() {}
-        }
     }
 
     async fn follow<K, V: PartialEq>(

@@ -21,6 +21,7 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
+use crate::rules::balance::{RootLoads, SlotOwners};
 use crate::rules::breaker::Breaker;
 use crate::rules::evidence::Evidences;
 use crate::rules::injection::Injection;
@@ -68,6 +69,8 @@ pub struct World<'a> {
     pub leads: bool,
     /// UIDs of pods that have come back only just: their elastic shards own nothing while others do.
     pub held_back: &'a BTreeSet<String>,
+    /// Of roots that are divided by load.
+    pub loads: &'a RootLoads,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -110,6 +113,9 @@ pub struct Record {
     /// Whether the status of such a root has another table.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub moves: bool,
+    /// The owners that its slots are to have, where such a root is divided by load.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub wanted: SlotOwners,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

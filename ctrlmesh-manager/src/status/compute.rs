@@ -117,8 +117,7 @@ pub fn of(
     let record = plan.compiled.operators.get(&full_name);
     let root = index.root(config);
     let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));
-    let all = index.pods(&full_name, name, record, root.as_deref());
-    let is_root = config.spec.root.is_some();
+    let (all, is_root) = (index.pods(&full_name, name, record, root.as_deref()), config.spec.root.is_some());
     let mut status = ShardingConfigStatus {
         observed_generation: config.metadata.generation,
         is_root: Some(is_root),
@@ -129,6 +128,7 @@ pub fn of(
         changed_at: before.changed_at.clone(),
         root: before.root.clone(),
         ownership: before.ownership.clone(),
+        wanted: before.wanted.clone(),
         rollout: rollout_status(config, &full_name, before, inputs.rollouts),
     };
     match (record, root_record) {
@@ -209,6 +209,7 @@ fn write(record: &Record, status: &mut ShardingConfigStatus) {
     status.policy_digest = Some(record.policy_digest.clone());
     if let Some(ownership) = &record.ownership {
         status.ownership = Some(ownership.clone());
+        status.wanted.clone_from(&record.wanted);
         let names = record.shards.keys().cloned().collect();
         status.root = Some(RootStatus { child_sharding_configs: names });
     }

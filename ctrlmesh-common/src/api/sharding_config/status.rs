@@ -1,11 +1,14 @@
 //! What the manager observed of a `ShardingConfig`.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::api::RolloutStatus;
-use crate::ownership::{MAX_EPOCH, Ownership};
+use crate::ownership::{MAX_EPOCH, Ownership, known_slots, schema};
+use crate::slots::Slot;
 
 /// What the manager observed. Absent until it has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -45,6 +48,11 @@ pub struct ShardingConfigStatus {
     /// divided nothing yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ownership: Option<Ownership>,
+    /// The owner that each hash, "0" to "31", is to have, where the root says `balance: Load`. Absent or empty: the
+    /// division follows from the root and its pods alone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "known_slots")]
+    #[schemars(schema_with = "schema::slots")]
+    pub wanted: BTreeMap<Slot, String>,
     /// How the versions of a root's operator stand. Absent: the root has no `rollout`, or no pod yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,

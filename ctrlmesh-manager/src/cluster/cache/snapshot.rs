@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ctrlmesh_common::api::ShardingConfig;
 
 use crate::cluster::served_resources::ServedResources;
+use crate::rules::balance::RootLoads;
 use crate::rules::breaker::Breaker;
 use crate::rules::compile::World;
 use crate::rules::evidence::Evidences;
@@ -59,6 +60,8 @@ pub struct Snapshot {
     pub follows: bool,
     /// UIDs of pods that have come back only just.
     pub held_back: BTreeSet<String>,
+    /// Of roots that are divided by load, where this replica leads.
+    pub loads: Arc<RootLoads>,
 }
 
 impl Snapshot {
@@ -75,6 +78,7 @@ impl Snapshot {
             evidence: &self.evidence,
             leads: !self.follows,
             held_back: &self.held_back,
+            loads: &self.loads,
         }
     }
 }

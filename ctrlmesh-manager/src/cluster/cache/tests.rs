@@ -1,4 +1,5 @@
 use ctrlmesh_common::api::{ManagerStateSpec, ManagerStateStatus};
+use futures::FutureExt as _;
 use serde_json::json;
 
 use super::*;

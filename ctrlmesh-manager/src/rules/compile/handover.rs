@@ -13,6 +13,7 @@ use ctrlmesh_common::slots::SlotSet;
 use super::owning::{self, Workload};
 use super::placement::Placement;
 use super::{World, record};
+use crate::rules::balance::{self, LoadDivision, SlotOwners};
 use crate::rules::evidence::{self, RootEvidence};
 use crate::rules::fenced::{is_handing_back, is_server_fenced};
 use crate::rules::label_coverage;
@@ -28,6 +29,8 @@ pub(super) struct Handover {
     pub(super) step: Step,
     /// What is waited for, for people. Empty: everything is where the root wants it.
     pub(super) waiting: Vec<String>,
+    /// The owners that the slots of shares that are divided by load are to have.
+    pub(super) wanted: SlotOwners,
 }
 
 /// The table in the status. One without an epoch, or without room for a later one, was written by somebody else, and is
@@ -47,9 +50,7 @@ pub(super) fn next(
     enrolled: &[&Member],
     world: World<'_>,
 ) -> Option<Handover> {
-    let near = world.unenrolled.get(namespace(&root.metadata))?;
-    let past = world.members.iter().filter(|pod| !pod.enrolled() && pod.name.namespace == namespace(&root.metadata));
-    let unenrolled: Vec<&Member> = near.iter().chain(past).filter(|pod| pod.is_of_target(rule)).collect();
+    let unenrolled = unenrolled(root, rule, world)?;
     let division: Vec<_> = shards.iter().map(|shard| shard.share.clone()).collect();
     let hash = world.labelling.hash;
     let workload = Workload {
@@ -63,12 +64,15 @@ pub(super) fn next(
         elects: root.spec.controller.is_some() || !has_several_shards(&division),
         is_elastic: rule.is_elastic(),
         held_back: world.held_back,
+        load: LoadDivision::of(root, world.loads),
     };
     let current = current(root);
     if !world.leads && current != Ownership::default() {
-        return Some(Handover { step: Step { table: current, waiting: Vec::new() }, waiting: Vec::new() });
+        let step = Step { table: current, waiting: Vec::new() };
+        return Some(Handover { step, waiting: Vec::new(), wanted: balance::wanted(root).clone() });
     }
     let mut desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
+    let wanted = owning::wanted(workload, &desired);
     // Nobody fences or labels by a root from a file, which has no generation.
     let is_watched = is_server_fenced(rule) && root.metadata.generation.is_some();
     let unproved = if is_watched { Server::Enforces(0) } else { Server::None };
@@ -94,7 +98,14 @@ pub(super) fn next(
     } else {
         awaited(workload, &step, &desired, shards, gathered.filter(|_| evidence.server == Server::None))
     };
-    Some(Handover { step, waiting })
+    Some(Handover { step, waiting, wanted })
+}
+
+/// The pods of the workload that are not enrolled, if they are known.
+fn unenrolled<'a>(root: &ShardingConfig, rule: &Root, world: World<'a>) -> Option<Vec<&'a Member>> {
+    let near = world.unenrolled.get(namespace(&root.metadata))?;
+    let past = world.members.iter().filter(|pod| !pod.enrolled() && pod.name.namespace == namespace(&root.metadata));
+    Some(near.iter().chain(past).filter(|pod| pod.is_of_target(rule)).collect())
 }
 
 /// Whether a version of the operator is divided. Of one that is not, the operator's own election counts, if it has one.

@@ -181,7 +181,8 @@ impl Operator<'_> {
     /// The first ShardingConfig from which none follows.
     pub(super) fn drafts(&self) -> Result<Drafts, Trouble> {
         let restart_on_loss = self.config.spec.root.as_ref().is_some_and(|root| root.on_loss == Some(OnLoss::Restart));
-        let report_traffic = self.config.spec.root.as_ref().is_some_and(|root| root.rollout.is_some());
+        let reports = |root: &Root| root.rollout.is_some() || root.balances_by_load();
+        let report_traffic = self.config.spec.root.as_ref().is_some_and(reports);
         let fence = self.fence();
         let policy_of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
@@ -284,7 +285,8 @@ impl Operator<'_> {
         let everything = divided.iter().any(|one| one.relate_resources.is_empty());
         let resources = divided.iter().filter(|_| !everything).flat_map(|one| &one.relate_resources);
         let fence = Fence::of(self.table()?, "", *hash, resources.map(ResourceMatch::from).collect());
-        Some(Fence { operator: self.full_name(), lapses: lapses(self.config), ..fence })
+        let (lapses, counts_slots) = (lapses(self.config), rule.balances_by_load());
+        Some(Fence { operator: self.full_name(), lapses, counts_slots, ..fence })
     }
 
     /// Of a root that is fenced.

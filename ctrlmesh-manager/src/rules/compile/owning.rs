@@ -4,7 +4,8 @@
 //! while that one lives. Pods of the workload that are not enrolled are an owner, too. A pod lives until it has ended.
 //!
 //! Elastic shares follow the pods: shards with a pod that serves divide what all of them own, with the fewest moves.
-//! While there is none, everything stays with its present owner.
+//! While there is none, everything stays with its present owner. Where load counts, each keeps what it is to have, and
+//! only what nobody has moves, and the part of a shard that has nothing.
 //!
 //! While a new version is tried, shards without a pod that lives are stood in for: a StatefulSet ends a pod of the old
 //! version before there is one of the new one. What a new version owned and may own no more never stays with it.
@@ -12,11 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::TrialPhase;
+use ctrlmesh_common::balance::fill;
 use ctrlmesh_common::handover::Desired;
 use ctrlmesh_common::ownership::{Ownership, STANDBY, UNSHARDED};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
 use super::standby;
+use crate::rules::balance::{LoadDivision, SlotOwners};
 use crate::rules::pod::Member;
 use crate::rules::shard::{Share, Versions, has_second_name};
 
@@ -39,6 +42,8 @@ pub(super) struct Workload<'a> {
     pub(super) is_elastic: bool,
     /// UIDs of pods that have come back only just.
     pub(super) held_back: &'a BTreeSet<String>,
+    /// Of an elastic root that is divided by load.
+    pub(super) load: Option<LoadDivision<'a>>,
 }
 
 /// Which owners there are.
@@ -62,7 +67,7 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
         slots.extend(share.slots.iter().map(|slot| (slot, owners.of_slot(share, slot, current))));
     }
     if workload.is_elastic {
-        slots.extend(owners.elastic(workload.shares, current));
+        slots.extend(owners.elastic(workload, current));
     }
     for share in workload.shares {
         for slot in share.slots.iter() {
@@ -105,6 +110,13 @@ pub(super) fn owning(workload: Workload<'_>, current: &Ownership, epoch: u64) ->
     // have acknowledged this one.
     let taken_up = *current == Ownership::default() && pod_uids.values().any(|owner| owner != UNSHARDED);
     Desired { slots, namespaces, pods: workload.placed.clone(), pod_uids, epoch, taken_up }
+}
+
+/// The owners that slots of shares that are divided by load are to have.
+pub(super) fn wanted(workload: Workload<'_>, desired: &Desired) -> SlotOwners {
+    let followed = workload.shares.iter().filter(|share| is_followed(share, workload.versions));
+    let slots = followed.filter(|_| workload.load.is_some()).flat_map(|share| share.slots.iter());
+    slots.filter_map(|slot| Some((slot, desired.slots.get(&slot)?.clone()))).collect()
 }
 
 /// Leaves everything where it is, if nothing is on its way. Returns whether anything was to move.
@@ -178,12 +190,14 @@ impl<'a> Owners<'a> {
 
     /// The owners of the slots of elastic shares, if any of these has a pod that serves. Pods that are not enrolled
     /// count for as many shards: so what they have moves once, as they are replaced.
-    fn elastic(&self, shares: &[Share], current: &Ownership) -> BTreeMap<Slot, String> {
-        let elastic = || shares.iter().filter(|share| is_followed(share, self.versions));
+    fn elastic(&self, workload: Workload<'_>, current: &Ownership) -> SlotOwners {
+        let elastic = || workload.shares.iter().filter(|share| is_followed(share, self.versions));
         // Whoever runs before the first table has all of it.
         let is_known = |slot: &Slot| self.unsharded == 0 || present(current, *slot, None).is_some();
         let all = elastic().flat_map(|share| share.slots.iter()).filter(is_known).collect::<SlotSet>();
-        let owned = |owner: &str| all.iter().filter(|slot| present(current, *slot, None) == Some(owner)).collect();
+        let wanted = |slot: &Slot| workload.load.and_then(|load| load.wanted.get(slot)).map(String::as_str);
+        let has = |slot: &Slot| wanted(slot).or_else(|| present(current, *slot, None));
+        let owned = |owner: &str| all.iter().filter(|slot| has(slot) == Some(owner)).collect();
         let serving = elastic().map(|share| share.name.as_str()).filter(|name| self.serving.contains(name));
         let mut owners: Vec<(&str, SlotSet)> = serving.map(|name| (name, owned(name))).collect();
         // One that is held back keeps what it has, but gets nothing.
@@ -196,7 +210,8 @@ impl<'a> Owners<'a> {
         }
         let unsharded = (0..self.unsharded).map(|number| if number == 0 { owned(UNSHARDED) } else { SlotSet::EMPTY });
         owners.extend(unsharded.map(|has| (UNSHARDED, has)));
-        let parts = all.divide_from(&owners.iter().map(|(_, has)| *has).collect::<Vec<_>>());
+        let had: Vec<SlotSet> = owners.iter().map(|(_, has)| *has).collect();
+        let parts = workload.load.map_or_else(|| all.divide_from(&had), |load| fill(all, &had, load.rates));
         let parts = owners.iter().zip(parts);
         parts
             .flat_map(|((owner, _), part)| part.iter().map(|slot| (slot, (*owner).to_owned())).collect::<Vec<_>>())

@@ -27,7 +27,9 @@ pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingCo
         && table.is_none_or(|table| !moved(&before, table));
     let next = newest.max(before.epoch) + 1;
     let handover = operator.handover();
-    let moves = handover.is_some_and(|handover| handover.step.table != before);
+    let wanted = handover.map(|handover| handover.wanted.clone()).unwrap_or_default();
+    let differs = status.map_or(!wanted.is_empty(), |status| status.wanted != wanted);
+    let moves = handover.is_some_and(|handover| handover.step.table != before || differs);
     Record {
         epoch: if unchanged { written } else { next },
         policy_digest,
@@ -44,6 +46,7 @@ pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingCo
         unserved: operator.unserved(),
         waiting: handover.map(|handover| handover.waiting.clone()).unwrap_or_default(),
         moves,
+        wanted,
     }
 }
 

@@ -53,6 +53,7 @@ pub(super) fn compiled(texts: &[String], members: &[Member], before: &Compiled) 
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        loads: &BTreeMap::new(),
         labelling: &labelling,
     };
     compile(world, &before.policies)
@@ -76,9 +77,9 @@ pub(super) fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
 
 /// The status that the leader would write for the operator `name`.
 pub(super) fn status(compiled: &Compiled, name: &str) -> String {
-    let Record { epoch, policy_digest, ownership, .. } = &compiled.operators[name];
-    let ownership = serde_json::to_string(ownership).unwrap();
-    format!("status: {{epoch: {epoch}, policyDigest: \"{policy_digest}\", ownership: {ownership}}}\n")
+    let Record { epoch, policy_digest, ownership, wanted, .. } = &compiled.operators[name];
+    let (ownership, wanted) = (serde_json::to_string(ownership).unwrap(), serde_json::to_string(wanted).unwrap());
+    format!("status: {{epoch: {epoch}, policyDigest: \"{policy_digest}\", ownership: {ownership}, wanted: {wanted}}}\n")
 }
 
 #[test]
@@ -342,6 +343,7 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        loads: &BTreeMap::new(),
         labelling: &Labelling::default(),
     };
     let (operators, _) = operators(world);

@@ -178,7 +178,8 @@ fn only_a_held_pod_of_a_former_template_is_stuck() {
 fn pods_that_own_nothing_go_first() {
     let (mut configs, mut members) = case(&trial("Promoting"));
     let root = configs[0].spec.root.as_mut().unwrap();
-    (root.rollout, root.auto) = (None, Some(Auto { sharding_size: 4, every_shard_replicas: None, elastic: None }));
+    (root.rollout, root.auto) =
+        (None, Some(Auto { sharding_size: 4, every_shard_replicas: None, elastic: None, balance: None }));
     configs[0].status.as_mut().unwrap().rollout = None;
     for pod in &mut members {
         pod.gate = None;

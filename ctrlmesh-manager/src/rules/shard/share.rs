@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Auto, Canary, Root, SelectorOperator, ShardingConfig};
+use ctrlmesh_common::balance::{Weights, spread};
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
@@ -173,7 +174,13 @@ fn normal(root: &Root, left: SlotSet, former: &Former<'_>, second: bool) -> Vec<
         let names = |id| [second, !second].map(|second| shard_name(&root.prefix, id, second));
         let names: Vec<[String; 2]> = ids.clone().map(names).collect();
         let former = former.slots(&names);
-        let parts = if auto.is_elastic() { left.divide_among_owners(&former) } else { left.divide_from(&former) };
+        let parts = if auto.balances_by_load() {
+            kept(left, &former)
+        } else if auto.is_elastic() {
+            left.divide_among_owners(&former)
+        } else {
+            left.divide_from(&former)
+        };
         return ids.zip(parts).map(|(id, part)| share(id, auto.replicas(), part)).collect();
     }
     let manual = root.manual.iter();
@@ -185,6 +192,23 @@ fn normal(root: &Root, left: SlotSet, former: &Former<'_>, second: bool) -> Vec<
         .collect();
     shares.sort_by_key(|(id, _)| *id);
     shares.into_iter().map(|(_, share)| share).collect()
+}
+
+/// Each keeps what it has. What nobody has goes to those with the fewest slots, among the shares that have any.
+fn kept(left: SlotSet, former: &[SlotSet]) -> Vec<SlotSet> {
+    let mut free = left;
+    let mut keep = |share: &SlotSet| {
+        let kept = share.intersection(free);
+        free = free.intersection(kept.complement());
+        kept
+    };
+    let mut parts: Vec<SlotSet> = former.iter().map(&mut keep).collect();
+    if free == left {
+        return left.divide(parts.len());
+    }
+    let mut owners: Vec<&mut SlotSet> = parts.iter_mut().filter(|share| !share.is_empty()).collect();
+    spread(free, &mut owners, &Weights::default());
+    parts
 }
 
 impl Former<'_> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::api::{Auto, Canary, FenceMode, LONGEST_SETTLE, OnLoss, Root, parse_duration};
+use ctrlmesh_common::api::{Auto, Balance, Canary, FenceMode, LONGEST_SETTLE, OnLoss, Root, parse_duration};
 use ctrlmesh_common::names::{MAX_PREFIX_BYTES, is_dns_subdomain};
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
@@ -34,6 +34,9 @@ pub(super) fn check(root: &Root, elects: bool, report: &mut Report) {
     }
     if root.is_elastic() {
         check_elastic(root, report);
+    }
+    if let Some(auto) = root.auto.as_ref().filter(|auto| auto.balance == Some(Balance::Load)) {
+        check_balance(auto, root.fence_mode(), report);
     }
     if root.disable == Some(true) {
         return;
@@ -109,6 +112,23 @@ fn check_elastic(root: &Root, report: &mut Report) {
     ];
     for (_, message) in messages.into_iter().filter(|(is_wrong, _)| *is_wrong) {
         report.error("spec.root.auto.elastic", format!("{message}. Write everyShardReplicas instead"));
+    }
+}
+
+/// Of shares that are to be kept even by load.
+fn check_balance(auto: &Auto, fence: FenceMode, report: &mut Report) {
+    let messages = [
+        (
+            !auto.is_elastic(),
+            "Load is allowed only where the shares are elastic; leave everyShardReplicas out, or write Count",
+        ),
+        (
+            fence == FenceMode::Off,
+            "Load needs fence Server or Proxy; without a fence, what moves could have two writers",
+        ),
+    ];
+    for (_, message) in messages.into_iter().filter(|(is_wrong, _)| *is_wrong) {
+        report.error("spec.root.auto.balance", message);
     }
 }
 

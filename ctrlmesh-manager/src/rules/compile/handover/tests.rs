@@ -11,6 +11,7 @@ use crate::rules::compile::{Compiled, Record, compile};
 use crate::rules::manifest::Manifests;
 use crate::rules::shard::Labelling;
 
+mod balance;
 mod bed;
 mod elastic;
 mod rollouts;
@@ -258,6 +259,7 @@ fn nothing_is_decided_before_the_unenrolled_pods_are_known() {
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        loads: &BTreeMap::new(),
     };
     let found = compile(world, &BTreeMap::new());
     assert!(found.operators.is_empty() && found.policies.is_empty() && found.troubles.is_empty(), "{found:?}");

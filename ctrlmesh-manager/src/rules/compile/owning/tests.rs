@@ -58,6 +58,7 @@ fn workload<'a>(shares: &'a [Share], enrolled: &'a [&'a Member], unenrolled: &'a
         versions: Versions::default(),
         elects: true,
         is_elastic: false,
+        load: None,
         held_back: &NOBODY,
     }
 }

@@ -9,6 +9,7 @@ use ctrlmesh_common::selector::Labels;
 use ctrlmesh_common::slots::Slot;
 
 use super::ROOT;
+use crate::rules::balance::RootLoads;
 use crate::rules::compile::tests::{pod, root, status};
 use crate::rules::compile::{Compiled, Record, World, compile};
 use crate::rules::evidence::{self, RootEvidence};
@@ -34,6 +35,8 @@ pub(super) struct Bed {
     pub(super) leads: bool,
     /// UIDs of pods that have come back only just.
     pub(super) held_back: BTreeSet<String>,
+    /// Of the root, if it is divided by load.
+    pub(super) loads: RootLoads,
 }
 
 impl Bed {
@@ -50,6 +53,7 @@ impl Bed {
             table: Ownership::default(),
             leads: true,
             held_back: BTreeSet::new(),
+            loads: RootLoads::new(),
         }
     }
 
@@ -77,6 +81,7 @@ impl Bed {
             evidence: &[(ROOT.to_owned(), proved)].into(),
             leads: self.leads,
             held_back: &self.held_back,
+            loads: &self.loads,
         };
         compile(world, &self.before.policies)
     }
