@@ -24,8 +24,19 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) fn begin(bed: &Bed) -> Self {
+        Self::of(bed, teams().collect())
+    }
+
+    /// The same, where this namespace has half of all changes.
+    pub(crate) fn skewed(bed: &Bed, busy: &str) -> Self {
+        let others = teams().filter(|team| team != busy);
+        Self::of(bed, others.flat_map(|team| [busy.to_owned(), team]).collect())
+    }
+
+    /// Changes the websites of these namespaces by turns.
+    fn of(bed: &Bed, turns: Vec<String>) -> Self {
         let (over, changed) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let task = tokio::spawn(change(bed.client.clone(), over.clone(), changed.clone()));
+        let task = tokio::spawn(change(bed.client.clone(), turns, over.clone(), changed.clone()));
         Self { over, changed, task }
     }
 
@@ -39,9 +50,8 @@ impl Load {
     }
 }
 
-async fn change(client: Client, over: Arc<AtomicBool>, changed: Arc<AtomicU64>) {
-    let teams: Vec<String> = teams().collect();
-    for (number, team) in teams.iter().cycle().enumerate() {
+async fn change(client: Client, turns: Vec<String>, over: Arc<AtomicBool>, changed: Arc<AtomicU64>) {
+    for (number, team) in turns.iter().cycle().enumerate() {
         if over.load(Ordering::Relaxed) {
             return;
         }

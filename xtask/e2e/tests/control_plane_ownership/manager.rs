@@ -34,6 +34,8 @@ impl Bed {
             .map(str::to_owned)
             .to_vec();
         arguments.push(format!("--kubeconfig={}", kubeconfig.display()));
+        // Roots that are divided by load are looked at more often than people would.
+        arguments.push("--balance-interval=2s".to_owned());
         arguments.push(format!("--token={}", token.display()));
         let listens = (0..).zip(["grpc", "webhook", "probes", "metrics"]);
         arguments.extend(listens.map(|(purpose, name)| format!("--listen-{name}={}", listen(purpose))));
