@@ -12,7 +12,10 @@ use crate::setup::{self, Purpose, Readiness};
 /// How it is run.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// How often a share moves
+    /// Move shares by elasticity: pods come, go, fail and are killed
+    #[arg(long)]
+    elastic: bool,
+    /// How often a share moves, or the pods of elastic shares change
     #[arg(long, value_name = "N", default_value_t = 1000)]
     handovers: u32,
     /// Choose the moves and the blows as the run did that printed this seed; without it, others each time
@@ -20,9 +23,10 @@ pub struct Options {
     seed: Option<u64>,
 }
 
-/// The test that does it, which `cargo xtask test` runs with fewer handovers.
-const TEST: [&str; 4] = ["--package", "ctrlmesh-e2e", "--test", "control_plane_ownership"];
-const NAME: &str = "torture::tortured_handovers_leave_one_writer";
+/// The tests that do it, which `cargo xtask test` runs with fewer handovers.
+const TESTS: [&str; 4] = ["--package", "ctrlmesh-e2e", "--test", "control_plane_ownership"];
+const BY_HAND: &str = "torture::tortured_handovers_leave_one_writer";
+const BY_ELASTICITY: &str = "elastic_torture::tortured_elastic_shares_leave_one_writer";
 
 /// Variables with which the test is told.
 const HANDOVERS: &str = "CTRLMESH_TORTURE_HANDOVERS";
@@ -39,7 +43,8 @@ pub fn run_handovers(options: &Options) -> Result<ExitCode> {
         return Ok(readiness.into());
     }
     let mut command = cargo(&["test", "--quiet", "--locked"]);
-    command.args(TEST).args(["--", "--exact", NAME, "--nocapture"]);
+    let name = if options.elastic { BY_ELASTICITY } else { BY_HAND };
+    command.args(TESTS).args(["--", "--exact", name, "--nocapture"]);
     command.env(HANDOVERS, options.handovers.to_string());
     if let Some(seed) = options.seed {
         command.env(SEED, seed.to_string());

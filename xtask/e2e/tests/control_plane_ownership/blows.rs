@@ -161,6 +161,18 @@ impl Blows {
         Ok(this)
     }
 
+    /// How many operators there are to choose from.
+    pub(crate) fn operators(&self) -> usize {
+        self.operators.len()
+    }
+
+    /// Takes in a pod that came later, whose operator is the one of this number.
+    pub(crate) fn join(&mut self, number: usize, bed: &Bed, pod: &str) -> Result<()> {
+        let running = bed.pods.get(pod).context("no such pod")?;
+        partition::join(running.proxy.iter().chain([&running.operator]).map(Process::group))?;
+        self.start(number, bed, pod)
+    }
+
     /// Does one; most of them last on, while more is done.
     pub(crate) async fn strike(&mut self, bed: &mut Bed, random: &mut Random) -> Result<()> {
         self.collect().await?;

@@ -11,6 +11,7 @@ mod bed;
 mod blows;
 mod clock;
 mod elastic;
+mod elastic_torture;
 mod enrolment;
 #[path = "../harness/mod.rs"]
 mod harness;

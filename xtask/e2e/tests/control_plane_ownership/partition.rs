@@ -41,11 +41,8 @@ pub(crate) struct Way {
 impl Partitions {
     /// Of processes of these groups; nothing is cut yet.
     pub(crate) fn among(groups: impl IntoIterator<Item = u32>) -> Result<Self> {
-        let mut rules = TABLE.to_owned();
-        for group in groups {
-            writeln!(rules, "add element ip torture marks {{ {group} : {group} }}")?;
-        }
-        nft(&rules)?;
+        nft(TABLE)?;
+        join(groups)?;
         Ok(Self::default())
     }
 
@@ -67,6 +64,15 @@ impl Partitions {
         drop(cuts);
         now
     }
+}
+
+/// Takes in processes of further groups.
+pub(crate) fn join(groups: impl IntoIterator<Item = u32>) -> Result<()> {
+    let mut rules = String::new();
+    for group in groups {
+        writeln!(rules, "add element ip torture marks {{ {group} : {group} }}")?;
+    }
+    nft(&rules)
 }
 
 /// How many packets were lost so far.

@@ -137,7 +137,10 @@ impl Bed {
     pub(crate) async fn bury_pod(&mut self, number: u16, grace: Duration) -> Result<()> {
         let mut running = self.pods.remove(&format!("op-{number}")).context("no such pod")?;
         running.operator.end_within(grace).await?;
-        drop(running.proxy.take());
+        if let Some(proxy) = running.proxy.take() {
+            // Whoever still holds it must not have it started again.
+            proxy.end_within(Duration::ZERO).await?;
+        }
         let state = container("operator", &json!({"terminated": {"exitCode": 0, "finishedAt": now()}}));
         let status = json!({"phase": "Succeeded", "conditions": conditions("False"), "containerStatuses": [state]});
         running.pod.status(self, &status).await?;

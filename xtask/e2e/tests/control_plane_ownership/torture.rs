@@ -19,16 +19,16 @@ use crate::random::Random;
 const HANDOVERS: usize = 10;
 
 /// What `cargo xtask torture` asks for.
-const HANDOVERS_WANTED: &str = "CTRLMESH_TORTURE_HANDOVERS";
+pub(crate) const HANDOVERS_WANTED: &str = "CTRLMESH_TORTURE_HANDOVERS";
 const SEED_WANTED: &str = "CTRLMESH_TORTURE_SEED";
 
 /// From how many handovers on there is time for blows that last for minutes, and how long they last with fewer.
-const MANY: usize = 100;
-const BRIEF: Duration = Duration::from_secs(10);
+pub(crate) const MANY: usize = 100;
+pub(crate) const BRIEF: Duration = Duration::from_secs(10);
 
 /// For how long a slot may be nobody's: until another manager leads in place of one that is paused, killed or cut off;
 /// until an API server that is away is no endpoint any more; and a drain of writes. One after the other.
-const UNOWNED: Duration = Duration::from_mins(1);
+pub(crate) const UNOWNED: Duration = Duration::from_mins(1);
 
 impl Bed {
     /// Moves the canary's share to these slots, and waits until they are granted, whoever knows of it yet.
@@ -51,8 +51,17 @@ fn some_slots(random: &mut Random) -> Result<BTreeSet<Slot>> {
     (0..count).map(|_| Ok(Slot::try_from(i64::try_from(random.below(32))?)?)).collect()
 }
 
-fn wanted(variable: &str) -> Result<Option<u64>> {
+/// The number that a variable asks for.
+pub(crate) fn wanted(variable: &str) -> Result<Option<u64>> {
     env::var(variable).ok().map(|value| value.parse().with_context(|| format!("{variable}={value}"))).transpose()
+}
+
+/// The seed that is asked for, and another each time where none is.
+pub(crate) fn seed() -> Result<u64> {
+    match wanted(SEED_WANTED)? {
+        Some(seed) => Ok(seed),
+        None => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()),
+    }
 }
 
 async fn tortured(handovers: usize, seed: u64) -> Result<()> {
@@ -86,10 +95,7 @@ async fn tortured_handovers_leave_one_writer() -> Result<()> {
         Some(number) => usize::try_from(number)?,
         None => times(HANDOVERS),
     };
-    let seed = match wanted(SEED_WANTED)? {
-        Some(seed) => seed,
-        None => SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
-    };
+    let seed = seed()?;
     eprintln!(
         "{handovers} handovers; to have the same again: cargo xtask torture --handovers {handovers} --seed {seed}"
     );
