@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 use crate::bed::{self, GOOD, Kind, MANAGERS, Operator, PAUSE, REPLICAS};
 use crate::mesh::operator::{self, NAME};
 use crate::mesh::{self, kill_in, until};
+use crate::pods::has;
 use crate::promotions::good_version;
 
 /// Writes the status of each website as often: so a new owner writes soon.
-const BUSY: &str = "--resync=200ms";
+pub(crate) const BUSY: &str = "--resync=200ms";
 
 /// How many replicas are killed; a full run kills this many times as many.
 const KILLS: usize = 4;
@@ -25,7 +26,7 @@ const FULL: usize = 50;
 
 impl Operator<'_> {
     /// Waits until so many shards own all slots, each as many as the others, or one more; all of them with a pod.
-    fn even(self, shards: usize) -> Result<Ownership> {
+    pub(crate) fn even(self, shards: usize) -> Result<Ownership> {
         let mut last = None;
         let found = until("even shares", || {
             last = self.config()?.status.and_then(|status| status.ownership);
@@ -34,8 +35,20 @@ impl Operator<'_> {
         found.with_context(|| format!("expected {shards} shards, the last table: {last:?}"))
     }
 
-    /// The first write of another pod than `dead` to what these slots have, after `since`.
-    fn first_write(self, slots: SlotSet, dead: &str, since: Timestamp) -> Result<Timestamp> {
+    /// The same, once these shards are those of its pods, which are all ready. Returns the pods, too.
+    pub(crate) fn owned_by_pods(self, replicas: usize) -> Result<(Ownership, Vec<Value>)> {
+        until("its pods to own all slots", || {
+            let (table, pods) = (self.even(replicas)?, operator::pods(self.space)?);
+            let owners: BTreeSet<&str> = table.slots.values().map(String::as_str).collect();
+            let shard = |pod: &Value| table.shard_of(pod["metadata"]["name"].as_str()?);
+            let shards: Option<BTreeSet<&str>> = pods.iter().filter(|pod| has(pod, "Ready")).map(shard).collect();
+            let is_owned = shards == Some(owners) && pods.len() == replicas;
+            Ok(is_owned.then_some((table, pods)))
+        })
+    }
+
+    /// The first write of another pod than those of `dead` to what these slots have, after `since`.
+    pub(crate) fn first_write(self, slots: SlotSet, dead: &[&str], since: Timestamp) -> Result<Timestamp> {
         let namespaces = self.namespaces().into_iter().filter(|(slot, _)| slots.contains(*slot));
         let namespaces: BTreeSet<String> = namespaces.map(|(_, namespace)| namespace).collect();
         until("a write of a new owner", || {
@@ -45,7 +58,7 @@ impl Operator<'_> {
                     && one.received > since
                     && (200..300).contains(&one.response_status.code)
                     && namespaces.contains(&one.object.namespace)
-                    && mesh::pod_of(one).is_some_and(|pod| pod != dead)
+                    && mesh::pod_of(one).is_some_and(|pod| !dead.contains(&pod))
             });
             Ok(writes.map(|one| one.at).min())
         })
@@ -62,7 +75,7 @@ impl Operator<'_> {
         let slots = owners(&table).remove(shard).context("a shard without slots")?;
         let since = Timestamp::now();
         kill_in(self.space.cluster().node().context("a node")?, uid, "example-operator")?;
-        let written = self.first_write(slots, name, since)?;
+        let written = self.first_write(slots, &[name], since)?;
         let took = written.duration_since(since).as_secs_f64();
         writeln!(stderr(), "{name} was killed; the first write of another to what it had came {took:.3} s later")?;
         if number == 0 {
@@ -78,7 +91,7 @@ impl Operator<'_> {
 }
 
 /// The slots of each owner.
-fn owners(table: &Ownership) -> BTreeMap<String, SlotSet> {
+pub(crate) fn owners(table: &Ownership) -> BTreeMap<String, SlotSet> {
     let mut owners: BTreeMap<String, SlotSet> = BTreeMap::new();
     for (slot, owner) in &table.slots {
         let slots = owners.entry(owner.clone()).or_default();

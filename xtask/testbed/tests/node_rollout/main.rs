@@ -4,6 +4,8 @@
 
 mod bed;
 mod elastic;
+mod metrics_server;
+mod scaling;
 mod pods;
 mod trial;
 mod promotions;
