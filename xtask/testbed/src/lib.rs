@@ -38,7 +38,7 @@ pub use client::{BoundToken, retry};
 pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
 pub use network::{Entered, Network};
-pub use node::{ExistingNode, Node, Program, State};
+pub use node::{ExistingNode, Node, Program, State, Worker};
 pub use skip::{is_full, skipped};
 pub use supervise::{folder_prefix, started};
 pub use tools::{Tools, ToolsError};

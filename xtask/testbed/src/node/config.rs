@@ -106,13 +106,13 @@ registryPullQPS: 0
 }
 
 /// kube-proxy's. The table of connections belongs to the machine, so its size is left as it is.
-pub(crate) fn kube_proxy(folder: &Path, pods: &str) -> String {
+pub(crate) fn kube_proxy(folder: &Path, node: &str, pods: &str) -> String {
     let folder = folder.display();
     format!(
         r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: iptables
-hostnameOverride: node
+hostnameOverride: {node}
 clusterCIDR: "{pods}"
 clientConnection: {{kubeconfig: "{folder}/kube-proxy.kubeconfig"}}
 conntrack: {{maxPerCore: 0, min: 0}}

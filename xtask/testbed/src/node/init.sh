@@ -1,12 +1,17 @@
 # The first process of a node, in namespaces of its own: makes it look like a machine, keeps its programs running, and
 # ends when standard input does; with it the kernel ends all the rest.
 #
-# $1 is the node's folder, $2 kubelet, $3 kube-proxy. File descriptor 4 is the network namespace of the machine.
+# $1 is the node's folder, $2 kubelet, $3 kube-proxy, $4 what the node is called. The addresses of its wire begin with
+# $5, and those of its pods with $6. File descriptor 4 is the network namespace that the wire leads to: that of the
+# machine, or of the cluster's first node.
 set -eu
 folder=$1
 name=${folder##*/}
 kubelet=$2
 kube_proxy=$3
+node=$4
+wires=$5
+pod_ranges=$6
 
 # What the machine calls this process: /proc is still the machine's.
 read -r stat </proc/self/stat
@@ -14,22 +19,24 @@ set -- $stat
 echo "$1 ${22}" >"$folder/init.new"
 mv "$folder/init.new" "$folder/init"
 
-# One wire to the machine. The index of its end there is nobody else's, so the addresses that follow from it are not either.
+# One wire to the machine, or to the first node. The index of its end there is nobody else's, so the addresses that follow from it are not either.
 connect() {
     device=ctrlm${name#ctrlmesh-node-}
     device=${device%-*}
     ip link set lo up
     ip link add eth0 type veth peer name "$device" netns /proc/self/fd/4
     outside() { nsenter --net=/proc/self/fd/4 -- "$@"; }
-    index=$(outside cat "/sys/class/net/$device/ifindex")
+    # /sys would show the machine's devices, wherever the wire leads to.
+    index=$(outside ip -oneline link show dev "$device")
+    index=${index%%:*}
     echo "$device $index" >"$folder/device"
     number=$((index % 16384))
-    link=10.213.$((number / 64))
+    link=$wires.$((number / 64))
     last=$((number % 64 * 4))
-    pods=10.214.$((number % 256))
+    pods=$pod_ranges.$((number % 256))
     taken=$(outside ip -4 -oneline route show match "$link.$((last + 1))" | grep -v '^default' || true)
     if [ -n "$taken" ]; then
-        echo "this machine uses the node's addresses itself: $taken"
+        echo "the node's addresses are in use where its wire leads to: $taken"
         exit 1
     fi
     outside ip address add "$link.$((last + 1))/30" dev "$device"
@@ -46,7 +53,7 @@ if [ ! -e "$folder/network" ]; then
 fi
 read -r address _ <"$folder/network"
 exec 4<&-
-hostname node
+hostname "$node"
 
 # Mounts that only this node sees. What its programs write to usual places goes to the folder or to memory.
 mkdir -p "$folder/cgroup" "$folder/lib" "$folder/log"
@@ -114,7 +121,7 @@ keep() {
 exec 3<&0
 keep containerd "$folder/containerd.toml" containerd --config "$folder/containerd.toml" &
 keep kubelet "$folder/kubelet.yaml" "$kubelet" --config "$folder/kubelet.yaml" --kubeconfig "$folder/kubelet.kubeconfig" \
-    --hostname-override node --node-ip "$address" --cert-dir "$folder/kubelet" &
+    --hostname-override "$node" --node-ip "$address" --cert-dir "$folder/kubelet" &
 keep kube-proxy "$folder/kube-proxy.yaml" "$kube_proxy" --config "$folder/kube-proxy.yaml" &
 (while read -r _; do :; done) <&3 &
 exec 3<&-

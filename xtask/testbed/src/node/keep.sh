@@ -1,14 +1,15 @@
 # Keeps a node: makes its folder and its cgroups, starts its first process, and ends everything when standard input does.
 #
-# $1 is the folder to make the node's in, $2 the script that boots it, $3 that of its first process, and the rest is for
-# the latter. The name of the node says who keeps it:
-# process and start time. So a later run can tell a node that is kept from one that is left.
+# $1 is the folder to make the node's in, $2 the script that boots it, $3 that of its first process, $4 the network
+# namespace that its wire leads to, and the rest is for the first process. The name of the folder says who keeps the
+# node: process and start time. So a later run can tell a node that is kept from one that is left.
 set -u
 name=ctrlmesh-node-$$-$(start_of $$)
 folder=$1/$name
 boot=$2
 init=$3
-shift 3
+network=$4
+shift 4
 # Whoever started this may be gone before it hears of the folder.
 trap : PIPE
 trap exit INT TERM
@@ -38,6 +39,6 @@ for top in $tops; do
 done
 
 exec 3<&0
-unshare --net sh "$folder/boot.sh" "$tops" "$folder" "$@" <&3 >"$folder/node.log" 2>&1 4</proc/self/ns/net &
+unshare --net sh "$folder/boot.sh" "$tops" "$folder" "$@" <&3 >"$folder/node.log" 2>&1 4<"$network" &
 exec 3<&-
 while read -r _; do :; done

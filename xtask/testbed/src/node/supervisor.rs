@@ -22,6 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long it may take until a node that is booted again has a first process.
 const BOOTED_WITHIN: Duration = Duration::from_secs(30);
 
+/// The network namespace of whoever looks.
+pub(crate) const OWN_NETWORK: &str = "/proc/self/ns/net";
+
 /// Functions of the shell that end a node.
 const TEARDOWN: &str = include_str!("teardown.sh");
 
@@ -33,6 +36,19 @@ const BOOT: &str = include_str!("boot.sh");
 
 /// What the node's first process does.
 const INIT: &str = include_str!("init.sh");
+
+/// What makes one node differ from others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeSpec<'a> {
+    /// What the cluster calls it.
+    pub(crate) name: &'a str,
+    /// What the addresses of its wire begin with: two numbers.
+    pub(crate) wires: &'a str,
+    /// The same of its pods.
+    pub(crate) pods: &'a str,
+    /// The network namespace that its wire leads to, as a file.
+    pub(crate) network: &'a Path,
+}
 
 /// A node without programs: namespaces, a folder, cgroups. They end, at the latest, with this process.
 #[derive(Debug)]
@@ -46,11 +62,12 @@ impl Supervisor {
     ///
     /// # Errors
     /// Where the shell cannot be started, or cannot make the folder.
-    pub(crate) fn start(kubelet: &Path, kube_proxy: &Path) -> io::Result<Self> {
+    pub(crate) fn start(spec: NodeSpec<'_>, kubelet: &Path, kube_proxy: &Path) -> io::Result<Self> {
         let mut shell = shell(KEEP)
             .arg(env::temp_dir())
             .args([BOOT, INIT])
-            .args([kubelet, kube_proxy])
+            .args([spec.network, kubelet, kube_proxy])
+            .args([spec.name, spec.wires, spec.pods])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
@@ -203,7 +220,9 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let (nobody, output) = io::pipe().unwrap();
         drop(nobody);
-        let status = shell(KEEP).arg(home.path()).args(["exit", "exit"]).stdin(Stdio::null()).stdout(output).status();
+        let mut keep = shell(KEEP);
+        keep.arg(home.path()).args(["exit", "exit", OWN_NETWORK]).stdin(Stdio::null()).stdout(output);
+        let status = keep.status();
         assert!(status.is_ok());
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
     }

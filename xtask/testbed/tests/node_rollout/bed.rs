@@ -81,13 +81,16 @@ pub(crate) struct Operator<'a> {
 
 /// The cluster of this binary. Its audit log has what the witness needs.
 pub(crate) fn cluster() -> &'static Cluster {
-    static CLUSTER: LazyLock<Result<Cluster>> = LazyLock::new(|| {
-        let cluster = mesh::alone_with_bodies(&[&DIVIDED[..], &[ROOTS]].concat())?;
-        let labels = checkout("deploy/example-sharded/labels.yaml").display().to_string();
-        kubectl(&cluster, &["apply", "--filename", &labels])?;
-        Ok(cluster)
-    });
+    static CLUSTER: LazyLock<Result<Cluster>> = LazyLock::new(start_cluster);
     CLUSTER.as_ref().unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+/// A cluster like that, of a test's own.
+pub(crate) fn start_cluster() -> Result<Cluster> {
+    let cluster = mesh::alone_with_bodies(&[&DIVIDED[..], &[ROOTS]].concat())?;
+    let labels = checkout("deploy/example-sharded/labels.yaml").display().to_string();
+    kubectl(&cluster, &["apply", "--filename", &labels])?;
+    Ok(cluster)
 }
 
 /// Whether a test runs that only full runs have; if not, this says so.

@@ -6,6 +6,7 @@ mod bed;
 mod elastic;
 mod metrics_server;
 mod scaling;
+mod vanishing;
 mod pods;
 mod trial;
 mod promotions;
