@@ -83,6 +83,7 @@ impl Networks {
     /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`. Returns the socket
     /// that the caller has to register in the kernel; `None` where it is registered.
     pub(super) fn join(&mut self, id: NetworkId, file: &Path, slot: Slot) -> Result<Option<&TcpListener>, Error> {
+        self.expect_only_in(id, slot);
         let network = match self.open.entry(id) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(vacant) => {
@@ -103,30 +104,58 @@ impl Networks {
         Ok((!is_registered).then_some(&network.listener))
     }
 
-    /// Closes inherited listeners that no pod needs, and accepts without the pods that have not joined.
+    /// A pod that joins a network namespace is expected in no other: its sandbox may have been made anew.
+    fn expect_only_in(&mut self, id: NetworkId, slot: Slot) {
+        for (_, other) in self.inherited.iter_mut().filter(|(other, _)| **other != id) {
+            other.slots.retain(|expected| *expected != slot);
+        }
+        for (_, other) in self.open.iter_mut().filter(|(other, _)| **other != id) {
+            other.expected.remove(&slot);
+        }
+    }
+
+    /// The pods whose connections the process before this one took, as far as they have not joined. Their connections
+    /// wait.
+    pub(super) fn expected(&self) -> impl Iterator<Item = Slot> {
+        let inherited = self.inherited.values().flat_map(|one| &one.slots);
+        inherited.chain(self.open.values().flat_map(|network| &network.expected)).copied()
+    }
+
+    /// Waits for no pod any more: closes inherited listeners that none has joined, and accepts at the others.
     pub(super) fn settle(&mut self) {
         self.inherited.clear();
+        self.open.retain(|_, network| !read(&network.pods).is_empty());
         for network in self.open.values_mut() {
+            network.expected.clear();
             network.accept(self.acceptor.clone(), &self.originals, &self.drain);
         }
     }
 
     /// The listeners for the next process.
     pub(super) fn listeners(&self) -> io::Result<Vec<InheritedListener>> {
-        let inherited = |(id, network): (&NetworkId, &Network)| {
-            let pods = read(&network.pods).clone();
-            let (slots, listener) = (pods.into_iter().collect(), network.listener.try_clone()?);
-            Ok(InheritedListener { network: *id, port: self.port, slots, listener })
+        let open = self.open.iter().map(|(id, network)| {
+            let slots = read(&network.pods).iter().chain(&network.expected).copied().collect();
+            (*id, self.port, slots, &network.listener)
+        });
+        let waiting = self.inherited.values().map(|one| (one.network, one.port, one.slots.clone(), &one.listener));
+        let given = |(network, port, slots, listener): (NetworkId, u16, Vec<Slot>, &TcpListener)| {
+            Ok(InheritedListener { network, port, slots, listener: listener.try_clone()? })
         };
-        self.open.iter().map(inherited).collect()
+        open.chain(waiting).map(given).collect()
     }
 
-    /// Removes a pod; a socket without pods closes.
+    /// Closes all listeners.
+    pub(super) fn close(&mut self) {
+        self.open.clear();
+        self.inherited.clear();
+    }
+
+    /// Removes a pod; a socket without pods closes, unless it waits for some.
     pub(super) fn leave(&mut self, id: NetworkId, slot: Slot) {
         let Some(network) = self.open.get(&id) else { return };
         let mut pods = write(&network.pods);
         pods.remove(&slot);
-        let last = pods.is_empty();
+        let last = pods.is_empty() && network.expected.is_empty();
         drop(pods);
         if last {
             self.open.remove(&id);

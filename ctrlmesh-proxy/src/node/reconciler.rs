@@ -42,14 +42,19 @@ use ctrlmesh_runtime::{telemetry, unix_time};
 /// The owner of the node's attachments.
 pub(super) const OWNER: &str = "node";
 
-/// The proxy counts as hanging when its last heartbeat is older: twenty intervals.
-const BEAT_MAX_AGE: Duration = Duration::from_secs(5);
+/// The proxy counts as hanging when its last heartbeat is older: sixty intervals. A machine that is short of
+/// processors, or that its hypervisor stops for a moment, beats late; nine seconds were seen.
+const BEAT_MAX_AGE: Duration = Duration::from_secs(15);
 
 /// Between two passes while pods are being started.
 const FAST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Pods count as being started for so long after a change of the list.
 const STARTING: Duration = Duration::from_mins(1);
+
+/// Pods that the process before this one served are waited for so long where they cannot be served yet. Meanwhile their
+/// connections wait, too.
+const EXPECTED_WAIT: Duration = Duration::from_secs(10);
 
 /// What the kernel redirects and where to, and the state folders.
 pub(super) struct ReconcilerConfig {
@@ -87,6 +92,8 @@ pub(super) struct Reconciler {
     complaints: HashMap<PodName, Complaint>,
     /// Until then, pods that are not served yet are tried often.
     fast_until: Instant,
+    /// Until then, the pods of the process before this one are waited for. `None` before all were tried once.
+    expected_until: Option<Instant>,
     /// When connections that are over were last forgotten.
     forgotten: Instant,
     state: Option<PathBuf>,
@@ -140,6 +147,7 @@ impl Reconciler {
             needs_cleanup: true,
             complaints: HashMap::new(),
             fast_until: Instant::now() + STARTING,
+            expected_until: Some(Instant::now()),
             forgotten: Instant::now(),
             state,
             write_drain_timeout,
@@ -176,18 +184,32 @@ impl Reconciler {
         self.networks.listeners()
     }
 
-    /// Does the first pass, with the listeners of the process before this one.
+    /// Does the first pass, with the listeners of the process before this one. Heartbeats begin with the listeners:
+    /// that process may end before all pods are served here.
     pub(super) async fn inherit(&mut self, listeners: Vec<InheritedListener>) {
         let by_network = listeners.into_iter().map(|one| (one.network, one));
         self.networks.inherited = by_network.collect();
+        self.networks.expected().for_each(|slot| self.heartbeat.join(slot));
+        self.expected_until = None;
         self.drop_nothing_unasked();
         self.pass().await;
+        self.expected_until = Some(Instant::now() + EXPECTED_WAIT);
+    }
+
+    /// Waits no more for pods of the process before this one, once all are served that are on the list, or after some
+    /// time.
+    fn settle(&mut self, unserved: usize) {
+        let all = self.pod_source.is_whole() && unserved == 0;
+        if !all && self.expected_until.is_none_or(|until| Instant::now() < until) {
+            return;
+        }
+        self.networks.expected().for_each(|slot| self.heartbeat.leave(slot));
         self.networks.settle();
     }
 
     /// Closes the listeners. The kernel refuses new connections until another process listens.
     pub(super) fn close(&mut self) {
-        self.networks.open.clear();
+        self.networks.close();
         self.heartbeat.stop();
     }
 
@@ -212,6 +234,9 @@ impl Reconciler {
                 task::yield_now().await;
             }
         }
+        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
+        let unserved = self.wanted.len() - serving.min(self.wanted.len());
+        self.settle(unserved);
         self.follow_targets();
         self.follow_webhooks();
         self.forget_connections();
@@ -221,8 +246,7 @@ impl Reconciler {
         if self.needs_cleanup && self.pod_source.is_whole() {
             self.needs_cleanup = self.clean_up(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
         }
-        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
-        self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
+        self.metrics.pods(serving, unserved);
     }
 
     /// Takes the list and the API server's addresses, where they may have changed.

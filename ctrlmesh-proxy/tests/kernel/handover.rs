@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use ctrlmesh_common::names::port;
 use ctrlmesh_intercept::Slot;
@@ -19,6 +20,9 @@ use crate::harness::until;
 use crate::older::{LimitedBuild, once_written};
 use crate::operators::{Node, Operator, refused, served, shows};
 use crate::upgrade::linked;
+
+/// A pod's connections are refused where its proxy was silent for so long; and a little.
+const MAX_SILENCE: Duration = Duration::from_secs(16);
 
 /// A proxy that meets others in a folder; it waits for so long for one that follows.
 fn proxy(node: &Node, patience: &str) -> Proxy {
@@ -191,6 +195,28 @@ async fn pods_that_share_a_network_namespace_go_over_together() {
     for (busy, team) in busy.into_iter().zip(["a", "b"]) {
         busy.end(team);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_that_takes_long_refuses_nothing() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a"), node.pod("b")]);
+    let first = proxy(&node, "60s");
+    served(&first, 2.0).await;
+    let (next, operators) = (successor(&node).await, ["a", "b"].map(|name| node.operator(name)));
+    let lock = amid(&node, &first, &next);
+    // Killed: now only the next one can say that somebody serves, and it has none of the two yet.
+    drop(first);
+    thread::sleep(MAX_SILENCE);
+    let asks = operators.map(|mut operator| thread::spawn(move || operator.anew()));
+    for pod in ["a", "b"] {
+        bed::until("it waits", || waits_to_be_accepted(&node, pod));
+    }
+    drop(lock);
+    for (asks, team) in asks.into_iter().zip(["a", "b"]) {
+        assert_eq!(asks.join().unwrap(), shows(team));
+    }
+    served(&next, 2.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -106,7 +106,10 @@ impl Reconciler {
         self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
         match serving {
             Some(Serving::Node(NodeServing { network, gone, .. })) => {
-                self.heartbeat.leave(slot);
+                // While its connections wait for it, the pod has not left.
+                if !self.networks.expected().any(|expected| expected == slot) {
+                    self.heartbeat.leave(slot);
+                }
                 self.networks.leave(network, slot);
                 gone.cancel();
             }
