@@ -169,13 +169,12 @@ impl<'a> Workload<'a> {
         let table = self.table().filter(|_| is_promoting || marks_idle(self.root, self.rule));
         let Some(table) = table else { return BTreeSet::new() };
         let owners = owners(table);
-        // One that has just come owns something in a moment.
-        let has_settled = |pod: &Member| pod.created_at.is_some_and(|at| now.saturating_sub(at) >= SETTLED_AFTER);
         let may_be_marked = |pod: &Member, owner: &String| {
             if is_promoting {
                 self.is_promoted(pod)
             } else {
-                (self.rule.is_elastic() || owner == STANDBY) && has_settled(pod)
+                // One that has just come owns something in a moment.
+                (self.rule.is_elastic() || owner == STANDBY) && has_settled(pod, now)
             }
         };
         let is_idle = |pod: &&&Member| {
@@ -258,12 +257,17 @@ impl<'a> Workload<'a> {
             return Vec::new();
         };
         // Of a pod that has just come, the StatefulSet may say more in a moment.
-        let is_old = |pod: &Member| pod.created_at.is_some_and(|at| now.saturating_sub(at) >= SETTLED_AFTER);
-        let is_held = |pod: &Member| is_old(pod) && pod.gate.as_ref().is_some_and(|gate| gate.holds == Some(false));
+        let is_held =
+            |pod: &Member| has_settled(pod, now) && pod.gate.as_ref().is_some_and(|gate| gate.holds == Some(false));
         let is_other = |pod: &Member| pod.revision_of(self.rule).is_some_and(|revision| revision != update_revision);
         let stuck = |pod: &&Member| is_held(pod) && is_other(pod) && !self.is_promoted(pod) && !pod.terminating;
         self.pods.iter().copied().filter(stuck).collect()
     }
+}
+
+/// Whether the pod was not made only just.
+fn has_settled(pod: &Member, now: i64) -> bool {
+    pod.created_at.is_some_and(|at| now.saturating_sub(at) >= SETTLED_AFTER)
 }
 
 /// Whether the pod's gate says something else, or nothing.
