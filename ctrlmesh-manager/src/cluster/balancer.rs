@@ -31,7 +31,8 @@ const SHORTEST_WINDOW: Duration = Duration::from_secs(30);
 
 pub struct Balancer<Reports> {
     pub cache: Arc<Cache>,
-    /// What proxies have reported last, by the UID of the pod.
+    /// What proxies that are connected have reported last, by the UID of the pod. One that is not would seem idle, and
+    /// get more.
     pub reports: Reports,
     /// Between two looks.
     pub interval: Duration,
@@ -82,9 +83,12 @@ impl<Reports: Fn() -> BTreeMap<String, Traffic> + Send + Sync> Balancer<Reports>
 /// What is known now. A decision that is not written yet stays.
 fn loads(roots: &BTreeMap<String, Root>, meter: &LoadMeter, last: &RootLoads) -> RootLoads {
     let load = |(name, root): (&String, &Root)| {
-        let measured = meter.measured(&root.pods.iter().collect::<BTreeSet<_>>())?;
-        let pending = last.get(name).and_then(|load| load.decision.clone());
+        let last = last.get(name);
+        let pending = last.and_then(|load| load.decision.clone());
         let pending = pending.filter(|pending| pending.base == root.wanted);
+        let Some(measured) = meter.measured(&root.pods.iter().collect::<BTreeSet<_>>()) else {
+            return last.filter(|_| pending.is_some()).map(|load| (name.clone(), load.clone()));
+        };
         let decided = || {
             let decision = balance::decide(&root.wanted, &measured).filter(|_| root.is_settled)?;
             let moves = decision.next.iter().filter(|(slot, owner)| decision.base.get(*slot) != Some(*owner));
@@ -171,6 +175,10 @@ mod tests {
         let decided = loads_of(&config, &RootLoads::new());
         let decision = decided["ops/op"].decision.clone().unwrap();
         assert_eq!(loads_of(&config, &decided), decided);
+        // A proxy has begun anew.
+        let roots = || [("ops/op".to_owned(), root(&config).unwrap())].into();
+        assert_eq!(loads(&roots(), &LoadMeter::new(MINUTE), &decided), decided);
+        assert_eq!(loads(&roots(), &LoadMeter::new(MINUTE), &RootLoads::new()), RootLoads::new());
         // Its table is on its way.
         config.status.as_mut().unwrap().wanted.clone_from(&decision.next);
         assert_eq!(loads_of(&config, &decided)["ops/op"].decision, None);

@@ -54,13 +54,19 @@ impl LoadMeter {
         }
     }
 
-    /// The load of the slots of these pods. `None` while some of them has not been observed for half of the window.
+    /// The load of the slots of these pods, over the time for which all of them have been observed. `None` while that
+    /// is less than half of the window.
     pub(super) fn measured(&self, uids: &BTreeSet<&String>) -> Option<Measured> {
+        let pods: Vec<&PodCounts> = uids.iter().map(|uid| self.pods.get(*uid)).collect::<Option<_>>()?;
         let mut measured = Measured::default();
-        for uid in uids {
-            let pod = self.pods.get(*uid)?;
-            let ((from, before), (until, after)) = (pod.seen.front()?, pod.seen.back()?);
-            let elapsed = until.saturating_duration_since(*from);
+        // A slot that came to a new pod meanwhile would count for longer with its former owner.
+        let Some(from) = pods.iter().filter_map(|pod| pod.seen.front()).map(|(at, _)| *at).max() else {
+            return Some(measured);
+        };
+        for pod in pods {
+            let (_, before) = pod.seen.iter().find(|(at, _)| *at >= from)?;
+            let (until, after) = pod.seen.back()?;
+            let elapsed = until.saturating_duration_since(from);
             if elapsed < self.window / 2 {
                 return None;
             }
@@ -135,6 +141,19 @@ mod tests {
             meter.observe(&both, start + MINUTE * u32::try_from(minute).unwrap());
         }
         // 60 in each minute, whoever has it.
+        assert_eq!(rates(&meter, &["a", "b"]), Some(vec![(1, 1000)]));
+    }
+
+    #[test]
+    fn a_slot_that_came_to_a_new_pod_counts_once() {
+        let (mut meter, start) = (LoadMeter::new(WINDOW), Instant::now());
+        for minute in 0..=5_u64 {
+            let mut both = reports(&[("a", report(7, &[(1, 60 * minute.min(2))]))]);
+            if minute >= 2 {
+                both.extend(reports(&[("b", report(8, &[(1, 60 * (minute - 2))]))]));
+            }
+            meter.observe(&both, start + MINUTE * u32::try_from(minute).unwrap());
+        }
         assert_eq!(rates(&meter, &["a", "b"]), Some(vec![(1, 1000)]));
     }
 

@@ -1,7 +1,7 @@
 //! Decides which slots of elastic shares move because of their load.
 //!
-//! Pure. It acts once the busiest shard has clearly more than the mean, and goes on until that shard is near the mean:
-//! so loads that change a little move nothing. A slot is never divided. A shard that has little beside one busy slot is
+//! Pure. It acts once the busiest shard has clearly more than the mean, and then aims well below that: so loads that
+//! change a little move nothing. A slot is never divided. A shard that has little beside one busy slot is
 //! left as it is, and the others are judged by their own mean.
 
 use std::collections::BTreeMap;
