@@ -183,6 +183,22 @@ mod tests {
         EndedReport { pod: Some(pod()), ended: Some(Ended { since: 300, containers: vec!["c1".into()] }) }
     }
 
+    fn lock_report() -> LockReport {
+        LockReport { pod: Some(pod()), lock: Some(LockState { since: 300, waits: true, changes: 4 }) }
+    }
+
+    fn hello() -> Hello {
+        let known = PolicySummary {
+            pod: Some(pod()),
+            digest: 1,
+            epoch: 2,
+            operator: "n/s".into(),
+            version: 300,
+            webhook: Some(webhook_state()),
+        };
+        Hello { node: "node".into(), pod: Some(pod()), version: "0.1".into(), known: vec![known] }
+    }
+
     fn update() -> Update {
         let entry = PodEntry {
             pod: Some(pod()),
@@ -202,23 +218,14 @@ mod tests {
     }
 
     /// The messages of the stream of policies, with every field set, and their bytes.
-    fn stream_samples() -> [(Vec<u8>, &'static str); 9] {
-        let known = PolicySummary {
-            pod: Some(pod()),
-            digest: 1,
-            epoch: 2,
-            operator: "n/s".into(),
-            version: 300,
-            webhook: Some(webhook_state()),
-        };
-        let hello = Hello { node: "node".into(), pod: Some(pod()), version: "0.1".into(), known: vec![known] };
+    fn stream_samples() -> [(Vec<u8>, &'static str); 10] {
         let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
         let guards = GuardReport { pod: Some(pod()), states: vec![guard_state()] };
         let webhook = WebhookReport { pod: Some(pod()), state: Some(webhook_state()) };
         let bypass = BypassReport { pod: Some(pod()), bypass: Some(Bypass { packets: 300 }) };
         [
             (
-                Report { content: Some(Content::Hello(hello)) }.encode_to_vec(),
+                Report { content: Some(Content::Hello(hello())) }.encode_to_vec(),
                 "0a400a046e6f646512090a016e1201701a01751a03302e3122280a090a016e1201701a0175110100000000000000180222036e2f7328ac023208080110011a026e6f",
             ),
             (
@@ -247,6 +254,10 @@ mod tests {
                 "42140a090a016e1201701a0175120708ac0212026331",
             ),
             (
+                Report { content: Some(Content::Lock(lock_report())) }.encode_to_vec(),
+                "4a140a090a016e1201701a0175120708ac0210011804",
+            ),
+            (
                 update().encode_to_vec(),
                 "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a3434333001",
             ),
@@ -272,6 +283,7 @@ mod tests {
             traffic: vec![traffic_report()],
             watches: vec![watch_report()],
             ended: vec![ended_report()],
+            locks: vec![lock_report()],
         };
         let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
         let request = ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
@@ -280,7 +292,7 @@ mod tests {
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
                 receipts.encode_to_vec(),
-                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a500a090a016e1201701a0175124308ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d7a05080710ac0222240a090a016e1201701a0175121708ac0212100a0167120172180122016e280130ac0218012a140a090a016e1201701a0175120708ac0212026331",
+                "0a410a090a016e1201701a017510021a026e6f200128ac023101000000000000003a160a036e2f62120172180120ac02280530063a03683a314208080110011a026e6f12150a090a016e1201701a01751208080110011a026e6f1a500a090a016e1201701a0175124308ac0210021803200428053006380740084809500a580b621b080f1001180220032804320f0a01761201721a016e22016f2a01666a040100ac02700d7a05080710ac0222240a090a016e1201701a0175121708ac0212100a0167120172180122016e280130ac0218012a140a090a016e1201701a0175120708ac021202633132140a090a016e1201701a0175120708ac0210011804",
             ),
             (Relayed {}.encode_to_vec(), ""),
             (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),

@@ -39,6 +39,7 @@ fn compiled(case: &Path) -> Result<Compiled> {
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        waiting: &BTreeSet::new(),
         loads: &BTreeMap::new(),
         labelling: &labelling,
     };

@@ -34,8 +34,10 @@ pub(crate) use followed::FollowedPolicy;
 pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersions, ReadOf, Reading};
 pub use loss::loses;
 pub use pod_file::remove_abandoned;
-pub use pod_reports::{AllReports, BypassReports, EndedReports, GuardReports};
-pub use pod_reports::{PublishBypass, PublishEnded, PublishGuards, PublishTraffic, PublishWatches, PublishWebhook};
+pub use pod_reports::{AllReports, BypassReports, EndedReports, GuardReports, LockReports};
+pub use pod_reports::{
+    PublishBypass, PublishEnded, PublishGuards, PublishLock, PublishTraffic, PublishWatches, PublishWebhook,
+};
 pub use pod_reports::{TrafficReports, WatchReports, WebhookReports};
 pub(crate) use pod_reports::{until_gone, while_served};
 pub use sharding::ShardingError;

@@ -159,15 +159,16 @@ impl ServedPod {
         }
     }
 
-    /// Settles each policy, follows its guards, and reports on its webhook and its requests, as long as the pod is
-    /// served. Writes that a new policy forbids have `timeout` to end.
+    /// Settles each policy, follows its guards, and reports on its webhook, its requests and its lock, as long as the
+    /// pod is served. Writes that a new policy forbids have `timeout` to end.
     pub fn settle(&self, timeout: Duration, publish: Publications, drain: &Drain) {
-        let Self { policy, history, writes, guards, traffic, webhook, gone, .. } = self.clone();
+        let Self { policy, history, writes, guards, traffic, webhook, own_lock, gone, .. } = self.clone();
         drain.spawn(guards.follow(publish.guards, drain.clone(), gone.clone()));
         drain.spawn(webhook.report(publish.webhook, drain.clone(), gone.clone()));
         let watched = traffic.watched.clone();
         drain.spawn(watched.report(policy.clone(), publish.watches, drain.clone(), gone.clone()));
         drain.spawn(traffic.report(policy.clone(), publish.traffic, drain.clone(), gone.clone()));
+        drain.spawn(own_lock.report(publish.lock, drain.clone(), gone.clone()));
         let under_way = UnderWay { policy, writes, history };
         drain.spawn(under_way.settle(timeout, publish.settled, drain.clone(), gone));
     }

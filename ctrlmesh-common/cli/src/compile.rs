@@ -50,6 +50,7 @@ impl Compile {
             evidence: &BTreeMap::new(),
             leads: true,
             held_back: &BTreeSet::new(),
+            waiting: &BTreeSet::new(),
             loads: &BTreeMap::new(),
             labelling: &self.labels.labelling()?,
         };

@@ -87,6 +87,7 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
     let (proved, evidence) = watch::channel(None);
     let plans = plan::start(Arc::clone(&cache), evidence, drain);
     drain.spawn_until_started(follow_ended(context.store.clone(), cache.clone()));
+    drain.spawn_until_started(follow_locks(context.store.clone(), cache.clone()));
     counted.conditions.follow(&plans, &context.leadership);
     let caches = context.readiness.block("caches");
     let mut first = context.published.subscribe();
@@ -177,7 +178,7 @@ fn balancer(
     let store = Arc::clone(&context.store);
     Balancer {
         cache: Arc::clone(cache),
-        reports: move || store.traffic().newest().into_values().map(|of| (of.uid, of.state)).collect(),
+        reports: move || store.traffic().connected().into_values().map(|of| (of.uid, of.state)).collect(),
         interval: context.args.balance_interval,
         leadership: context.leadership.clone(),
     }
@@ -292,6 +293,18 @@ async fn follow_ended(store: Arc<PolicyStore>, cache: Arc<Cache>) {
         changes.mark_unchanged();
         let by_pod = store.ended().newest().into_values();
         cache.take_ended(by_pod.map(|of| (of.uid, of.state.containers.into_iter().collect())).collect());
+        // The store is ours, so the sender lives.
+        drop(changes.changed().await);
+    }
+}
+
+/// Tells the cache which pods wait for their lock.
+async fn follow_locks(store: Arc<PolicyStore>, cache: Arc<Cache>) {
+    let mut changes = store.locks().changes();
+    loop {
+        changes.mark_unchanged();
+        let waiting = store.locks().newest().into_values().filter(|of| of.state.waits);
+        cache.take_waiting(waiting.map(|of| of.uid).collect());
         // The store is ours, so the sender lives.
         drop(changes.changed().await);
     }

@@ -3,7 +3,7 @@
 //! Of each object it keeps only what decisions need. Of pods, it keeps only the enrolled ones. When the API
 //! server is gone, the last state stays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -86,6 +86,8 @@ struct State {
     /// Not part of `synced`: they only explain why a proxy is waited for.
     unfit_nodes: ObjectStore<()>,
     ended: EndedContainers,
+    /// UIDs of pods that wait for their lock.
+    waiting: BTreeSet<String>,
     /// Of roots that are divided by load.
     loads: Arc<RootLoads>,
 }
@@ -221,6 +223,7 @@ impl Cache {
             evidence: Arc::default(),
             follows: false,
             held_back: <_>::default(),
+            waiting: state.waiting.clone(),
             loads: Arc::clone(&state.loads),
         }
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
-use ctrlmesh_common::wire::{Ended, Traffic, Watched, WebhookState};
+use ctrlmesh_common::wire::{Ended, LockState, Traffic, Watched, WebhookState};
 use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
@@ -54,6 +54,7 @@ pub struct PolicyStore {
     traffic: Reports<Traffic>,
     watches: Reports<Watched>,
     ended: Reports<Ended>,
+    locks: Reports<LockState>,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +84,7 @@ impl Default for PolicyStore {
             traffic: Reports::default(),
             watches: Reports::default(),
             ended: Reports::default(),
+            locks: Reports::default(),
         }
     }
 }
@@ -187,6 +189,11 @@ impl PolicyStore {
         &self.ended
     }
 
+    /// Which pods wait for their lock.
+    pub fn locks(&self) -> &Reports<LockState> {
+        &self.locks
+    }
+
     /// Changes with every receipt, and with what node proxies say of webhooks.
     pub fn receipts_changed(&self) -> watch::Receiver<u64> {
         self.receipts.changes()
@@ -259,11 +266,26 @@ impl PolicyStore {
         }
     }
 
+    /// Takes what the proxy `by` reports to replica `at` of the lock of a pod; none: this one.
+    pub fn receive_lock(
+        &self,
+        at: Option<&Arc<str>>,
+        (pod, uid): (&PodName, &str),
+        by: &Arc<str>,
+        state: Option<LockState>,
+    ) {
+        // As with watches.
+        if state.is_none() || at.is_some() || self.find(pod, uid).is_some() {
+            self.locks.receive(at, (pod, uid), by, state);
+        }
+    }
+
     /// The proxy `by` of a pod left this replica: its reports stay until there are others.
     pub fn reporter_left(&self, pod: &PodName, by: &str) {
         self.traffic.left(pod, by);
         self.watches.left(pod, by);
         self.ended.left(pod, by);
+        self.locks.left(pod, by);
     }
 
     /// What replica `at` has got of webhooks does not count any more.
@@ -277,6 +299,7 @@ impl PolicyStore {
         self.traffic.lose(at);
         self.watches.lose(at);
         self.ended.lose(at);
+        self.locks.lose(at);
         self.lose_webhooks(at);
     }
 
@@ -293,6 +316,7 @@ impl PolicyStore {
         self.sidecar_webhooks.keep(is_there);
         self.watches.keep(is_there);
         self.ended.keep(is_there);
+        self.locks.keep(is_there);
         self.traffic.keep(|pod, uid| {
             let pod = pods.by_name.get(pod).filter(|one| one.uid == uid);
             pod.is_some_and(|pod| pod.may_report_traffic())

@@ -69,6 +69,8 @@ pub struct World<'a> {
     pub leads: bool,
     /// UIDs of pods that have come back only just: their elastic shards own nothing while others do.
     pub held_back: &'a BTreeSet<String>,
+    /// UIDs of pods that wait for their lock.
+    pub waiting: &'a BTreeSet<String>,
     /// Of roots that are divided by load.
     pub loads: &'a RootLoads,
 }

@@ -1,5 +1,6 @@
 //! The states of pods, on their way to the manager: what guards have done, whether calls to webhooks are taken, what
-//! requests come to, which kinds are watched, what was sent past the proxy, and which containers have ended.
+//! requests come to, which kinds are watched, what was sent past the proxy, which containers have ended, and who waits
+//! for its lock.
 //!
 //! Each pod that is served publishes its states here. The stream to the manager sends what changed.
 
@@ -7,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ctrlmesh_common::wire::{Bypass, Ended, GuardState, Traffic, Watched, WebhookState};
+use ctrlmesh_common::wire::{Bypass, Ended, GuardState, LockState, Traffic, Watched, WebhookState};
 use ctrlmesh_runtime::drain::Drain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -35,6 +36,9 @@ pub type BypassReports = PodReports<Bypass>;
 /// Which containers of all pods have ended.
 pub type EndedReports = PodReports<Ended>;
 
+/// Which pods wait for their lock.
+pub type LockReports = PodReports<LockState>;
+
 /// Where the guards of one pod publish their states.
 pub type PublishGuards = PublishState<[GuardState]>;
 
@@ -53,6 +57,9 @@ pub type PublishBypass = PublishState<Bypass>;
 /// Where it is published which containers of one pod have ended.
 pub type PublishEnded = PublishState<Ended>;
 
+/// Where it is published whether one pod waits for its lock.
+pub type PublishLock = PublishState<LockState>;
+
 /// Everything that is reported of all pods.
 #[derive(Clone, Debug, Default)]
 pub struct AllReports {
@@ -68,6 +75,8 @@ pub struct AllReports {
     pub bypass: BypassReports,
     /// Which containers have ended.
     pub ended: EndedReports,
+    /// Which pods wait for their lock.
+    pub locks: LockReports,
 }
 
 /// Publishes until shutdown, or until the pod is `gone`.

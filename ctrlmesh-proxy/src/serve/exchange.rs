@@ -114,7 +114,7 @@ impl Session {
             Some(write) => Box::pin(self.send_write(request, write, &pending, on_informational)).await,
         };
         let response = Observer::received(observer.as_deref_mut(), answered)?;
-        pending.answered(response.status(), start, sent, &self.traffic);
+        pending.answered(response.status(), start, sent, self);
         let faults = pending.faults.take();
         self.meet_on_answer(faults.as_deref())?;
         let answered = Instant::now();

@@ -178,6 +178,9 @@ pub(super) async fn response(
         _ => false,
     };
     let is_left_behind = holder.as_ref().is_some_and(is_left_behind);
+    if let (Some(Holder::Somebody(holder)), Some(connection), false) = (&holder, connection, is_left_behind) {
+        connection.reads(holder);
+    }
     if let Some((reader, holder)) = reader.zip(holder) {
         reader.read(&held_lock(holder, rename));
     }

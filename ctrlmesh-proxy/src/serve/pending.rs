@@ -9,7 +9,8 @@ use crate::guard::Probe;
 use crate::policy::{Reading, Validity, Write};
 use crate::serve::shadow::DryRun;
 use crate::serve::wait_time::WaitTime;
-use crate::traffic::{CountedRequest, PodTraffic};
+use crate::session::Session;
+use crate::traffic::CountedRequest;
 use crate::watch::WatchRequest;
 
 /// What is read, where it matters for the lock in the response.
@@ -41,6 +42,8 @@ pub(super) struct Pending {
     pub(super) reads: Reads,
     /// Whether the lock was renamed in the body.
     pub(super) is_body_renamed: bool,
+    /// Whether the client holds the Lease that is the lock, if this succeeds.
+    pub(super) takes_lock: bool,
     /// Without a response timeout.
     pub(super) long_running: bool,
     pub(super) waits: WaitTime,
@@ -61,9 +64,12 @@ impl Pending {
     }
 
     /// The API server has sent the head of its answer.
-    pub(super) fn answered(&mut self, status: StatusCode, came: Instant, sent: Option<Instant>, traffic: &PodTraffic) {
+    pub(super) fn answered(&mut self, status: StatusCode, came: Instant, sent: Option<Instant>, session: &Session) {
         if let Some((counted, sent)) = self.counted.as_deref_mut().zip(sent) {
-            traffic.answered(counted, status, [came, sent]);
+            session.traffic.answered(counted, status, [came, sent]);
+        }
+        if self.takes_lock && status.is_success() {
+            session.lock.has_taken();
         }
         if let Some(probe) = self.probe.take() {
             probe.answered(status);

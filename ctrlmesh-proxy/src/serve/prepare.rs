@@ -63,6 +63,7 @@ impl Session {
             faults,
             reads,
             is_body_renamed: false,
+            takes_lock: false,
             long_running,
             waits,
         };
@@ -109,6 +110,7 @@ impl Session {
         let held = renamed.held.filter(|_| is_lease);
         if let Some(held) = held.as_ref().filter(|held| !held.holder.is_empty()) {
             self.lock.writes(&held.holder);
+            pending.takes_lock = true;
         }
         if is_lease && info.verb() == "get" {
             pending.reads = Reads::Lease;

@@ -5,11 +5,21 @@
 //! `pkg/leaderelection` of controller-runtime). So a Lease that is held by this very pod, but not by the process that
 //! runs, is free. Processes of one pod that hold one lock follow each other: a container begins when the one before
 //! it has ended.
+//!
+//! Here it is also known whether the pod waits for its lock, which the manager is told.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
+use ctrlmesh_common::wire::LockState;
+use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::sync::lock;
+use ctrlmesh_runtime::unix_time;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::policy::{PublishLock, while_served};
 
 /// Who of a pod holds the pod's lock. Its connections share it.
 #[derive(Debug, Default)]
@@ -17,6 +27,8 @@ pub struct OwnLock {
     /// The pod's name; empty if it is not known.
     pod: String,
     present: Mutex<Present>,
+    /// `None` until the pod has asked for the lock.
+    state: watch::Sender<Option<LockState>>,
 }
 
 /// The process that runs.
@@ -39,7 +51,35 @@ pub(crate) struct LockConnection {
 impl OwnLock {
     /// Of the pod of this name, which is empty if it is not known.
     pub(crate) fn of(pod: &str) -> Arc<Self> {
-        Arc::new(Self { pod: pod.to_owned(), present: Mutex::default() })
+        Arc::new(Self { pod: pod.to_owned(), ..Self::default() })
+    }
+
+    /// Publishes whether the pod waits for the lock, as long as it is served.
+    pub(crate) async fn report(self: Arc<Self>, publish: PublishLock, drain: Drain, gone: Option<CancellationToken>) {
+        let mut changes = self.state.subscribe();
+        let publishing = async {
+            loop {
+                publish.publish(changes.borrow_and_update().map(Arc::new));
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        while_served(publishing, &drain, gone.as_ref()).await;
+    }
+
+    fn set(&self, waits: bool) {
+        self.state.send_if_modified(|state| match state {
+            Some(state) if state.waits == waits => false,
+            Some(state) => {
+                (state.waits, state.changes) = (waits, state.changes + 1);
+                true
+            }
+            None => {
+                *state = Some(LockState { since: unix_time::millis(SystemTime::now()), waits, changes: 0 });
+                true
+            }
+        });
     }
 
     pub(crate) fn connection(self: &Arc<Self>) -> LockConnection {
@@ -62,6 +102,17 @@ impl LockConnection {
         if present.identity.as_deref() != Some(identity) {
             present.identity = Some(identity.to_owned());
         }
+    }
+
+    /// The API server took such a write: the client holds the lock.
+    pub(crate) fn has_taken(&self) {
+        self.own.set(false);
+    }
+
+    /// The client reads that the lock has this holder.
+    pub(crate) fn reads(&self, holder: &str) {
+        let is_own = lock(&self.own.present).identity.as_deref() == Some(holder);
+        self.own.set(!is_own);
     }
 
     /// Whether a process of this pod that has ended left the lock to this holder.
@@ -108,6 +159,25 @@ mod tests {
             assert_eq!(new.is_left_behind(holder), expected, "{holder}");
         }
         assert!(!OwnLock::of("").connection().is_left_behind("_uuid"), "the pod is not known");
+    }
+
+    #[test]
+    fn a_pod_waits_while_another_holds_its_lock() {
+        let own = OwnLock::of("op-0");
+        let connection = own.connection();
+        let state = || own.state.borrow().map(|state| (state.waits, state.changes));
+        assert_eq!(state(), None, "it has not asked for it");
+        connection.reads("op-1_x");
+        connection.reads("op-1_x");
+        assert_eq!(state(), Some((true, 0)));
+        // It tries, and the API server may refuse.
+        connection.writes("op-0_y");
+        assert_eq!(state(), Some((true, 0)));
+        connection.has_taken();
+        connection.reads("op-0_y");
+        assert_eq!(state(), Some((false, 1)));
+        connection.reads("op-1_x");
+        assert_eq!(state(), Some((true, 2)));
     }
 
     #[test]

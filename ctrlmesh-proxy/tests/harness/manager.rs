@@ -147,26 +147,26 @@ impl Stream {
     /// Whether the proxy has said nothing more.
     pub(crate) fn is_silent(&mut self) -> bool {
         while let Ok(report) = self.reports.try_recv() {
-            if !is_on_watches(&report) {
+            if !comes_any_time(&report) {
                 return false;
             }
         }
         true
     }
 
-    /// The next report. Those on watches come at any time, and are passed over.
+    /// The next report. Those on watches and on the lock come at any time, and are passed over.
     async fn report(&mut self) -> Report {
         loop {
             let report = soon("a report", self.reports.recv()).await.unwrap();
-            if !is_on_watches(&report) {
+            if !comes_any_time(&report) {
                 return report;
             }
         }
     }
 }
 
-fn is_on_watches(report: &Report) -> bool {
-    matches!(report.content, Some(Content::Watches(_)))
+fn comes_any_time(report: &Report) -> bool {
+    matches!(report.content, Some(Content::Watches(_) | Content::Lock(_)))
 }
 
 fn follow(request: Request<Incoming>, begun: &mpsc::UnboundedSender<Stream>) -> Response<Channel<Bytes, io::Error>> {

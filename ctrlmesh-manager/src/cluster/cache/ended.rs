@@ -1,4 +1,5 @@
-//! Knows which containers have ended, as node proxies say before the kubelet does.
+//! Knows what proxies say of pods: which containers have ended, before the kubelet says so, and which pods wait for
+//! their lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +16,14 @@ impl Cache {
     pub fn take_ended(&self, ended: EndedContainers) {
         let before = std::mem::replace(&mut lock(&self.state).ended, ended.clone());
         if before != ended {
+            self.version.send_modify(|version| *version = version.wrapping_add(1));
+        }
+    }
+
+    /// Takes the UIDs of all pods that wait for their lock.
+    pub fn take_waiting(&self, waiting: BTreeSet<String>) {
+        let before = std::mem::replace(&mut lock(&self.state).waiting, waiting.clone());
+        if before != waiting {
             self.version.send_modify(|version| *version = version.wrapping_add(1));
         }
     }

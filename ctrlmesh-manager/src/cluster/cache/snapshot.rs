@@ -60,6 +60,8 @@ pub struct Snapshot {
     pub follows: bool,
     /// UIDs of pods that have come back only just.
     pub held_back: BTreeSet<String>,
+    /// UIDs of pods that wait for their lock.
+    pub waiting: BTreeSet<String>,
     /// Of roots that are divided by load, where this replica leads.
     pub loads: Arc<RootLoads>,
 }
@@ -78,6 +80,7 @@ impl Snapshot {
             evidence: &self.evidence,
             leads: !self.follows,
             held_back: &self.held_back,
+            waiting: &self.waiting,
             loads: &self.loads,
         }
     }

@@ -1,5 +1,5 @@
 //! Keeps what the proxies report of pods, per replica that got it: what requests have come to, which kinds are watched,
-//! and which containers have ended.
+//! which containers have ended, and which pods wait for their lock.
 //!
 //! The first two change all the time. So none of them wakes anybody who waits for receipts.
 
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use ctrlmesh_common::names::MAX_SUBDOMAIN_BYTES;
 use ctrlmesh_common::slots::COUNT;
 use ctrlmesh_common::wire::{
-    Ended, FIRST_WRITE_BOUNDS, MAX_ENDED, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS,
+    Ended, FIRST_WRITE_BOUNDS, LockState, MAX_ENDED, MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELD_BYTES, MAX_SHADOW_FIELDS,
     MAX_WATCHED_KINDS, MAX_WATCHED_NAMESPACES, Traffic, Watched,
 };
 use ctrlmesh_runtime::sync::lock;
@@ -77,6 +77,12 @@ impl ProxyState for Ended {
     }
 }
 
+impl ProxyState for LockState {
+    fn progress(&self) -> (u64, u64) {
+        (self.since, self.changes)
+    }
+}
+
 impl<S> Default for Reports<S> {
     fn default() -> Self {
         Self { by_pod: Mutex::default(), changed: watch::Sender::new(0) }
@@ -86,9 +92,18 @@ impl<S> Default for Reports<S> {
 impl<S: ProxyState + Clone> Reports<S> {
     /// Of each pod, by the proxy that serves it, or else by the last one that did.
     pub fn newest(&self) -> BTreeMap<PodName, Reported<S>> {
+        self.newest_if(|_| true)
+    }
+
+    /// The same of pods whose proxy is connected.
+    pub fn connected(&self) -> BTreeMap<PodName, Reported<S>> {
+        self.newest_if(|one| one.connected)
+    }
+
+    fn newest_if(&self, counts: impl Fn(&StoredReport<S>) -> bool) -> BTreeMap<PodName, Reported<S>> {
         let by_pod = lock(&self.by_pod);
         let newest = |(pod, all): (&PodName, &OfPod<StoredReport<S>>)| {
-            let newest = all.values().max_by_key(|one| weight(one))?;
+            let newest = all.values().max_by_key(|one| weight(one)).filter(|one| counts(one))?;
             Some((pod.clone(), newest.of.clone()))
         };
         by_pod.iter().filter_map(newest).collect()
@@ -252,8 +267,10 @@ mod tests {
         reports.forget(None, &name("a"), "old");
         reports.left(&name("a"), "old");
         assert_eq!(newest(), Some((6, 0)));
+        assert!(reports.connected().contains_key(&name("a")));
         reports.left(&name("a"), "new");
         assert_eq!(newest(), Some((6, 0)), "nobody has counted since");
+        assert!(reports.connected().is_empty());
         // The node's clock was set back.
         reports.take(None, &name("a"), &Arc::from("newer"), counted(4, 1));
         assert_eq!(newest(), Some((4, 1)));

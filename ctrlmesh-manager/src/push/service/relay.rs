@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::wire::{
-    self, Ended, EndedReport, PodId, Receipts, Relayed, Traffic, TrafficReport, WatchReport, Watched, WebhookReport,
-    WebhookState,
+    self, Ended, EndedReport, LockReport, LockState, PodId, Receipts, Relayed, Traffic, TrafficReport, WatchReport,
+    Watched, WebhookReport, WebhookState,
 };
 use ctrlmesh_runtime::grpc::{Authorities, GrpcError, Peer};
 use ctrlmesh_runtime::unix_time;
@@ -109,6 +109,7 @@ impl ReceiptRelay {
             () = feed_reports((self.store.watches(), GATHER_REPORTS), watch_report, in_watches, &sender) => Ok(()),
             // Moves begin by them.
             () = feed_reports((self.store.ended(), GATHER), ended_report, in_ended, &sender) => Ok(()),
+            () = feed_reports((self.store.locks(), GATHER), lock_report, in_locks, &sender) => Ok(()),
         }
     }
 }
@@ -236,6 +237,10 @@ fn ended_report(pod: PodId, ended: Option<&Ended>) -> EndedReport {
     EndedReport { pod: Some(pod), ended: ended.cloned() }
 }
 
+fn lock_report(pod: PodId, lock: Option<&LockState>) -> LockReport {
+    LockReport { pod: Some(pod), lock: lock.copied() }
+}
+
 fn in_traffic(traffic: Vec<TrafficReport>) -> Receipts {
     Receipts { traffic, ..Receipts::default() }
 }
@@ -246,6 +251,10 @@ fn in_watches(watches: Vec<WatchReport>) -> Receipts {
 
 fn in_ended(ended: Vec<EndedReport>) -> Receipts {
     Receipts { ended, ..Receipts::default() }
+}
+
+fn in_locks(locks: Vec<LockReport>) -> Receipts {
+    Receipts { locks, ..Receipts::default() }
 }
 
 /// What is gone and what has changed, and whether it is still there; where `is_again`, all that there is.
@@ -313,6 +322,7 @@ pub(super) async fn take(
                 message.traffic.into_iter().for_each(|traffic| receive_traffic(&push, &from, traffic));
                 message.watches.into_iter().for_each(|watches| receive_watches(&push, &from, watches));
                 message.ended.into_iter().for_each(|ended| receive_ended(&push, &from, ended));
+                message.locks.into_iter().for_each(|lock| receive_lock(&push, &from, lock));
             }
             Ok(None) => break Ok(()),
             Err(status) => break Err(status),
@@ -342,6 +352,11 @@ fn receive_watches(push: &PushService, from: &Arc<str>, WatchReport { pod, watch
 fn receive_ended(push: &PushService, from: &Arc<str>, EndedReport { pod, ended }: EndedReport) {
     let Some(pod) = pod else { return };
     push.store.receive_ended(Some(from), (&pod.pod_name(), &pod.uid), from, ended);
+}
+
+fn receive_lock(push: &PushService, from: &Arc<str>, LockReport { pod, lock }: LockReport) {
+    let Some(pod) = pod else { return };
+    push.store.receive_lock(Some(from), (&pod.pod_name(), &pod.uid), from, lock);
 }
 
 fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {

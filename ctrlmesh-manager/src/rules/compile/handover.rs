@@ -64,6 +64,7 @@ pub(super) fn next(
         elects: root.spec.controller.is_some() || !has_several_shards(&division),
         is_elastic: rule.is_elastic(),
         held_back: world.held_back,
+        waiting: root.spec.controller.is_some().then_some(world.waiting),
         load: LoadDivision::of(root, world.loads),
     };
     let current = current(root);

@@ -42,6 +42,8 @@ pub(super) struct Workload<'a> {
     pub(super) is_elastic: bool,
     /// UIDs of pods that have come back only just.
     pub(super) held_back: &'a BTreeSet<String>,
+    /// UIDs of pods that wait for their lock, where they elect.
+    pub(super) waiting: Option<&'a BTreeSet<String>>,
     /// Of an elastic root that is divided by load.
     pub(super) load: Option<LoadDivision<'a>>,
 }
@@ -51,7 +53,7 @@ struct Owners<'a> {
     versions: Versions<'a>,
     /// Shards with a pod that serves.
     serving: BTreeSet<&'a str>,
-    /// Those of them with a pod that is not held back.
+    /// Those of them with a pod that is not held back, and waits for no lock.
     steady: BTreeSet<&'a str>,
     /// Owners with a pod that lives.
     live: BTreeSet<&'a str>,
@@ -157,7 +159,9 @@ impl<'a> Owners<'a> {
     fn of(workload: Workload<'a>, current: &'a Ownership) -> Self {
         let placed = |pod: &Member| workload.placed.get(&pod.name.name).map(String::as_str);
         let serving = || workload.enrolled.iter().filter(|pod| pod.serves());
-        let steady = serving().filter(|pod| !workload.held_back.contains(&pod.uid)).filter_map(|pod| placed(pod));
+        let waits = |uid: &String| workload.waiting.is_some_and(|waiting| waiting.contains(uid));
+        let is_steady = |pod: &&&Member| !workload.held_back.contains(&pod.uid) && !waits(&pod.uid);
+        let steady = serving().filter(is_steady).filter_map(|pod| placed(pod));
         let (serving, steady): (BTreeSet<_>, BTreeSet<_>) =
             (serving().filter_map(|pod| placed(pod)).collect(), steady.collect());
         // The table says for whom a pod works; before it does, its shard. One that stands by is there for its shard.
@@ -195,8 +199,10 @@ impl<'a> Owners<'a> {
         // Whoever runs before the first table has all of it.
         let is_known = |slot: &Slot| self.unsharded == 0 || present(current, *slot, None).is_some();
         let all = elastic().flat_map(|share| share.slots.iter()).filter(is_known).collect::<SlotSet>();
+        // One that is held back is to have nothing that it does not have.
+        let may_get = |owner: &&str| self.steady.contains(owner) || *owner == UNSHARDED;
         let wanted = |slot: &Slot| workload.load.and_then(|load| load.wanted.get(slot)).map(String::as_str);
-        let has = |slot: &Slot| wanted(slot).or_else(|| present(current, *slot, None));
+        let has = |slot: &Slot| wanted(slot).filter(may_get).or_else(|| present(current, *slot, None));
         let owned = |owner: &str| all.iter().filter(|slot| has(slot) == Some(owner)).collect();
         let serving = elastic().map(|share| share.name.as_str()).filter(|name| self.serving.contains(name));
         let mut owners: Vec<(&str, SlotSet)> = serving.map(|name| (name, owned(name))).collect();

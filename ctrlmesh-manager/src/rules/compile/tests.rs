@@ -53,6 +53,7 @@ pub(super) fn compiled(texts: &[String], members: &[Member], before: &Compiled) 
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        waiting: &BTreeSet::new(),
         loads: &BTreeMap::new(),
         labelling: &labelling,
     };
@@ -343,6 +344,7 @@ fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        waiting: &BTreeSet::new(),
         loads: &BTreeMap::new(),
         labelling: &Labelling::default(),
     };

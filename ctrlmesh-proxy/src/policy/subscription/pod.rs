@@ -10,7 +10,9 @@ use super::Subscription;
 use crate::metrics::Metrics;
 use crate::policy::enforce::show;
 use crate::policy::settle::Publish;
-use crate::policy::{Current, PodName, PublishGuards, PublishTraffic, PublishWatches, PublishWebhook, Validity};
+use crate::policy::{
+    Current, PodName, PublishGuards, PublishLock, PublishTraffic, PublishWatches, PublishWebhook, Validity,
+};
 
 /// What one pod is served by.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub struct Publications {
     pub traffic: PublishTraffic,
     /// Which kinds it watches.
     pub watches: PublishWatches,
+    /// Whether it waits for its lock.
+    pub lock: PublishLock,
 }
 
 /// Waits for the policy of `pod`, and follows it until shutdown. Nothing may be served before: a request that passes
@@ -64,6 +68,7 @@ pub fn policy_now(
         webhook: followed.reports.webhooks.begin(pod.clone()),
         traffic: followed.reports.traffic.begin(pod.clone()),
         watches: followed.reports.watches.begin(pod.clone()),
+        lock: followed.reports.locks.begin(pod.clone()),
     };
     let validity = followed.validities.of(&pod);
     let mut policies = followed.policies;

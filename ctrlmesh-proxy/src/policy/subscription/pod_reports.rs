@@ -1,11 +1,11 @@
 //! Reports to the manager what guards have done, whether calls to webhooks are taken, what requests come to, which
-//! kinds are watched, what was sent past the proxy, and which containers have ended.
+//! kinds are watched, what was sent past the proxy, which containers have ended, and which pods wait for their lock.
 
 use std::sync::Arc;
 
 use ctrlmesh_common::wire::{
-    Bypass, BypassReport, Content, Ended, EndedReport, GuardReport, GuardState, PodId, Report, Traffic, TrafficReport,
-    WatchReport, Watched, WebhookReport, WebhookState,
+    Bypass, BypassReport, Content, Ended, EndedReport, GuardReport, GuardState, LockReport, LockState, PodId, Report,
+    Traffic, TrafficReport, WatchReport, Watched, WebhookReport, WebhookState,
 };
 use tokio::sync::mpsc;
 
@@ -26,6 +26,7 @@ impl Client {
         self.report(&self.reports.watches, watch_report, reports.clone());
         self.report(&self.reports.bypass, bypass_report, reports.clone());
         self.report(&self.reports.ended, ended_report, reports.clone());
+        self.report(&self.reports.locks, lock_report, reports.clone());
     }
 
     fn report<S: ?Sized + Send + Sync + 'static>(
@@ -76,6 +77,10 @@ fn bypass_report(pod: PodId, bypass: Option<&Bypass>) -> Content {
 
 fn ended_report(pod: PodId, ended: Option<&Ended>) -> Content {
     Content::Ended(EndedReport { pod: Some(pod), ended: ended.cloned() })
+}
+
+fn lock_report(pod: PodId, lock: Option<&LockState>) -> Content {
+    Content::Lock(LockReport { pod: Some(pod), lock: lock.copied() })
 }
 
 /// What is not in `sent` yet, of pods that the manager has sent policies of. A pod that has no state any more is

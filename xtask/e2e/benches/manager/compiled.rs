@@ -43,6 +43,7 @@ pub(crate) fn measure(configs: usize, pods: usize) {
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        waiting: &BTreeSet::new(),
         loads: &BTreeMap::new(),
         labelling: &labelling,
     };

@@ -35,6 +35,9 @@ pub(crate) const OPERATOR: &str = "ops";
 pub(crate) const ROOT: &str = "op-root";
 pub(crate) const ACCOUNT: &str = "operator";
 
+/// The operator's leader-election lock.
+pub(crate) const LOCK: &str = "websites.web.example.com";
+
 /// How many namespaces have a website each.
 const TEAMS: usize = 24;
 
@@ -183,7 +186,7 @@ impl Bed {
 
     /// Applies the root with this rule, beside its prefix and its target.
     pub(crate) async fn root(&self, rule: &Value) -> Result<()> {
-        let lock = json!({"leaderElectionName": "websites.web.example.com"});
+        let lock = json!({"leaderElectionName": LOCK});
         self.apply_root(rule, json!({"controller": lock})).await
     }
 

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::names;
 use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_testbed::audit_log::AuditEvent;
 use ctrlmesh_testbed::shares::are_even;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, teams};
+use crate::bed::{Bed, LOCK, OPERATOR, object, teams};
 use crate::load::Load;
 use crate::moves::{UNHURRIED, UNOWNED, times};
 use crate::pods;
@@ -20,7 +22,33 @@ fn elastic(fence: &str) -> Value {
     json!({"fence": fence, "auto": {"shardingSize": 8}})
 }
 
+/// The operator elects a leader, and asks for its objects every 2 s.
+const ELECTING: [&str; 3] = ["--uncached=2s", "--leader-elect", "--leader-election-namespace=ops"];
+
 impl Bed {
+    /// Says who holds a Lease, for a long time. Empty: nobody.
+    async fn say_holder(&self, lease: &str, holder: &str) -> Result<()> {
+        let now = jiff::Timestamp::now();
+        let mut object = object("coordination.k8s.io/v1", "Lease", lease);
+        object["spec"] = json!({"holderIdentity": holder, "leaseDurationSeconds": 3600,
+            "acquireTime": format!("{now:.6}"), "renewTime": format!("{now:.6}"), "leaseTransitions": 1});
+        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{OPERATOR}/leases");
+        self.apply(leases, &object).await.map(drop)
+    }
+
+    /// How often somebody has read a Lease.
+    fn reads_of_lease(&self, lease: &str) -> Result<usize> {
+        let mut reads = 0;
+        for log in self.plane.audit_logs() {
+            let is_read = |event: &AuditEvent| {
+                let is_lease = event.object.resource == "leases" && event.object.name == lease;
+                is_lease && event.verb == "get" && event.stage == "ResponseComplete"
+            };
+            reads += AuditEvent::read(log, lease)?.iter().filter(|event| is_read(event)).count();
+        }
+        Ok(reads)
+    }
+
     /// Has the operator so many pods, of which `running` run already.
     async fn scale(&mut self, running: u16, wanted: u16) -> Result<()> {
         pods::workload(self, usize::from(wanted), true).await?;
@@ -55,6 +83,38 @@ async fn follow_the_replicas(fence: &str, test: &str) -> Result<()> {
         bed.say_ready(1, true).await?;
         bed.settled(|table| are_even(table, 3)).await?;
     }
+    bed.verdict(load, UNOWNED).await.map(drop)
+}
+
+/// A pod whose lock somebody else holds works on nothing. So it gets nothing, until it has taken its lock.
+#[tokio::test]
+async fn a_pod_without_its_lock_gets_nothing() -> Result<()> {
+    let Some(mut bed) = Bed::start("a_pod_without_its_lock_gets_nothing").await? else { return Ok(()) };
+    pods::workload(&bed, 3, true).await?;
+    bed.root(&elastic("Server")).await?;
+    bed.scale(0, 3).await?;
+    let load = Load::begin(&bed);
+    let table = bed.settled(|table| are_even(table, 3)).await?;
+    let shard = table.shard_of("op-2").context("op-2 has no shard")?.to_owned();
+    bed.end_pod(2, Duration::ZERO).await?;
+    bed.settled(|table| are_even(table, 2)).await?;
+    let lock = names::lock(LOCK, &shard);
+    bed.say_holder(&lock, "somebody").await?;
+    bed.start_unready(2, true, &ELECTING).await?;
+    // By the second time, its proxy has seen what came of the first.
+    bed.until("it to ask for its lock", async || {
+        let reads = bed.reads_of_lease(&lock)?;
+        ensure!(reads > 1, "{reads} reads");
+        Ok(())
+    })
+    .await?;
+    bed.say_ready(2, true).await?;
+    bed.until_written(&teams().collect(), 3).await?;
+    let table = bed.settled(|table| table.shard_of("op-2").is_some()).await?;
+    ensure!(are_even(&table, 2) && !table.slots.values().any(|owner| *owner == shard), "{table:?}");
+    bed.say_holder(&lock, "").await?;
+    bed.settled(|table| are_even(table, 3)).await?;
+    bed.until_written(&teams().collect(), 1).await?;
     bed.verdict(load, UNOWNED).await.map(drop)
 }
 

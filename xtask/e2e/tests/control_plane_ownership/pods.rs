@@ -86,6 +86,12 @@ pub(crate) async fn workload(bed: &Bed, replicas: usize, enrolled: bool) -> Resu
 impl Bed {
     /// Makes the pod `op-<number>` and starts what runs in it; `flags` are the operator's.
     pub(crate) async fn start_pod(&mut self, number: u16, enrolled: bool, flags: &[&str]) -> Result<()> {
+        self.start_unready(number, enrolled, flags).await?;
+        self.say_ready(number, true).await
+    }
+
+    /// The same of a pod of which nobody has said yet that it is ready.
+    pub(crate) async fn start_unready(&mut self, number: u16, enrolled: bool, flags: &[&str]) -> Result<()> {
         let name = format!("op-{number}");
         let pod = make(self, OPERATOR, &name, ACCOUNT, enrolled).await?;
         let url = self.plane.urls().nth(usize::from(number % 2)).context("a second API server")?.to_owned();
@@ -113,7 +119,7 @@ impl Bed {
         )?;
         operator.start()?;
         let state = container("operator", &json!({"running": {"startedAt": now()}}));
-        let status = json!({"phase": "Running", "conditions": conditions("True"), "containerStatuses": [state]});
+        let status = json!({"phase": "Running", "conditions": conditions("False"), "containerStatuses": [state]});
         pod.status(self, &status).await?;
         self.pods.insert(name, RunningPod { pod, proxy, proxy_peers, operator, server });
         Ok(())

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ctrlmesh_common::wire::{BypassReport, Content, EndedReport, PodId, Report, TrafficReport, WatchReport};
+use ctrlmesh_common::wire::{
+    BypassReport, Content, EndedReport, LockReport, PodId, Report, TrafficReport, WatchReport,
+};
 use tonic::Status;
 
 use super::Session;
@@ -70,6 +72,7 @@ fn take_state(push: &PushService, Reporter { by, reader, inside }: Reporter<'_>,
     match state {
         Content::Traffic(TrafficReport { traffic, .. }) if counts => store.receive_traffic(None, of, by, traffic),
         Content::Watches(WatchReport { watched, .. }) if counts => store.receive_watches(None, of, by, watched),
+        Content::Lock(LockReport { lock, .. }) if counts => store.receive_lock(None, of, by, lock),
         // Of a pod with a proxy inside, nothing is dropped.
         Content::Bypass(BypassReport { bypass: Some(bypass), .. }) if counts => {
             push.bypasses.tell(of.0, of.1, bypass.packets);
@@ -93,5 +96,6 @@ fn subject(content: &Content) -> Option<&PodId> {
         Content::Watches(watches) => watches.pod.as_ref(),
         Content::Bypass(bypass) => bypass.pod.as_ref(),
         Content::Ended(ended) => ended.pod.as_ref(),
+        Content::Lock(lock) => lock.pod.as_ref(),
     }
 }

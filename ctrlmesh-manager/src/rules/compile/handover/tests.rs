@@ -259,6 +259,7 @@ fn nothing_is_decided_before_the_unenrolled_pods_are_known() {
         evidence: &BTreeMap::new(),
         leads: true,
         held_back: &BTreeSet::new(),
+        waiting: &BTreeSet::new(),
         loads: &BTreeMap::new(),
     };
     let found = compile(world, &BTreeMap::new());

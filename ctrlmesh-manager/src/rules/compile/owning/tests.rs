@@ -60,6 +60,7 @@ fn workload<'a>(shares: &'a [Share], enrolled: &'a [&'a Member], unenrolled: &'a
         is_elastic: false,
         load: None,
         held_back: &NOBODY,
+        waiting: None,
     }
 }
 
@@ -197,6 +198,12 @@ fn elastic_shares_follow_the_pods_with_the_fewest_moves() {
     assert_eq!(sizes(&held_back(&[&a, &b, &d], &written(&without)), &without).1, 0);
     assert_eq!(sizes(&held_back(&[&b], &written(&without)), &without), ([0, 32, 0], 32));
     assert_eq!(sizes(&held_back(&[&a, &b, &d], &written(&three)), &three).1, 0, "it keeps what it has");
+    // So it is with one that waits for its lock.
+    let (shares, all) = (thirds(), [&a, &b, &d]);
+    let waiting = Workload { is_elastic: true, waiting: Some(&held), ..workload(&shares, &all, &[]) };
+    assert_eq!(sizes(&owning(waiting, &written(&without), 3), &without).1, 0);
+    let elects_nobody = Workload { waiting: None, ..waiting };
+    assert_ne!(sizes(&owning(elects_nobody, &written(&without), 3), &without).1, 0);
     // Nobody serves: everything stays, whoever lives.
     let all = [&a, &b, &d].map(|pod| Member { ready: false, ..pod.clone() });
     let nobody = elastic(&all.each_ref(), &[], &written(&back));

@@ -35,6 +35,7 @@ pub(super) struct Bed {
     pub(super) leads: bool,
     /// UIDs of pods that have come back only just.
     pub(super) held_back: BTreeSet<String>,
+    pub(super) waiting: BTreeSet<String>,
     /// Of the root, if it is divided by load.
     pub(super) loads: RootLoads,
 }
@@ -53,6 +54,7 @@ impl Bed {
             table: Ownership::default(),
             leads: true,
             held_back: BTreeSet::new(),
+            waiting: BTreeSet::new(),
             loads: RootLoads::new(),
         }
     }
@@ -81,6 +83,7 @@ impl Bed {
             evidence: &[(ROOT.to_owned(), proved)].into(),
             leads: self.leads,
             held_back: &self.held_back,
+            waiting: &self.waiting,
             loads: &self.loads,
         };
         compile(world, &self.before.policies)
