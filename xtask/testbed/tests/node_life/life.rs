@@ -56,9 +56,12 @@ fn restarts(pod: &Value) -> Option<BTreeMap<String, u64>> {
 /// for an operator that ends by itself because it could not renew its lock for ten seconds, while the proxy was away.
 fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
     let program = if container == "manager" { "example-operator" } else { container };
-    let pods = operator::pods(space)?;
+    // It may work before the kubelet says that it is ready.
+    let (pods, mut expected) = until("all containers to be ready", || {
+        let pods = operator::pods(space)?;
+        Ok(restarts(&pods[0]).map(|expected| (pods, expected)))
+    })?;
     let uid = pods[0]["metadata"]["uid"].as_str().context("a UID")?;
-    let mut expected = restarts(&pods[0]).context("a container does not run")?;
     *expected.get_mut(container).context("a container")? += 1;
     kill_in(space.cluster().node().context("a node")?, uid, program)?;
     goes_on(space, &format!("after-a-dead-{program}"))?;
