@@ -234,49 +234,23 @@ impl PolicyStore {
         traffic: Option<Traffic>,
     ) {
         if traffic.is_none() || self.find(pod, uid).is_some_and(|pod| pod.may_report_traffic()) {
-            self.traffic.receive(at, (pod, uid), by, traffic.map(reports::bounded_traffic));
+            self.traffic.receive(at, (pod, uid), by, traffic);
         }
     }
 
-    /// Takes what the proxy `by` reports to replica `at` of what a pod watches; none: this one.
-    pub fn receive_watches(
+    /// Takes what the proxy `by` reports to replica `at` of a pod; none: this one. `states` are those of this store that
+    /// it belongs to.
+    pub fn receive_state<S: ProxyState + Clone>(
         &self,
+        states: &Reports<S>,
         at: Option<&Arc<str>>,
         (pod, uid): (&PodName, &str),
         by: &Arc<str>,
-        watched: Option<Watched>,
+        state: Option<S>,
     ) {
         // A replica may know a pod a moment earlier. What nobody knows is forgotten at the next publication.
-        if watched.is_none() || at.is_some() || self.find(pod, uid).is_some() {
-            self.watches.receive(at, (pod, uid), by, watched.map(reports::bounded_watches));
-        }
-    }
-
-    /// Takes what the proxy `by` reports to replica `at` of the containers of a pod that have ended; none: this one.
-    pub fn receive_ended(
-        &self,
-        at: Option<&Arc<str>>,
-        (pod, uid): (&PodName, &str),
-        by: &Arc<str>,
-        ended: Option<Ended>,
-    ) {
-        // As with watches.
-        if ended.is_none() || at.is_some() || self.find(pod, uid).is_some() {
-            self.ended.receive(at, (pod, uid), by, ended.map(reports::bounded_ended));
-        }
-    }
-
-    /// Takes what the proxy `by` reports to replica `at` of the lock of a pod; none: this one.
-    pub fn receive_lock(
-        &self,
-        at: Option<&Arc<str>>,
-        (pod, uid): (&PodName, &str),
-        by: &Arc<str>,
-        state: Option<LockState>,
-    ) {
-        // As with watches.
         if state.is_none() || at.is_some() || self.find(pod, uid).is_some() {
-            self.locks.receive(at, (pod, uid), by, state);
+            states.receive(at, (pod, uid), by, state);
         }
     }
 

@@ -42,6 +42,10 @@ pub type PodWatches = Reported<Watched>;
 pub trait ProxyState {
     /// When the proxy began, in milliseconds since 1970, and how far it is.
     fn progress(&self) -> (u64, u64);
+
+    /// As much of it as is kept: a proxy inside a pod may say anything.
+    #[must_use]
+    fn bounded(self) -> Self;
 }
 
 /// The reports on all pods.
@@ -63,11 +67,19 @@ impl ProxyState for Traffic {
     fn progress(&self) -> (u64, u64) {
         (self.since, self.requests)
     }
+
+    fn bounded(self) -> Self {
+        bounded_traffic(self)
+    }
 }
 
 impl ProxyState for Watched {
     fn progress(&self) -> (u64, u64) {
         (self.since, 0)
+    }
+
+    fn bounded(self) -> Self {
+        bounded_watches(self)
     }
 }
 
@@ -75,11 +87,19 @@ impl ProxyState for Ended {
     fn progress(&self) -> (u64, u64) {
         (self.since, 0)
     }
+
+    fn bounded(self) -> Self {
+        bounded_ended(self)
+    }
 }
 
 impl ProxyState for LockState {
     fn progress(&self) -> (u64, u64) {
         (self.since, self.changes)
+    }
+
+    fn bounded(self) -> Self {
+        self
     }
 }
 
@@ -126,7 +146,7 @@ impl<S: ProxyState + Clone> Reports<S> {
     pub(super) fn receive(&self, at: Option<&Arc<str>>, (pod, uid): (&PodName, &str), by: &Arc<str>, state: Option<S>) {
         match state {
             None => self.forget(at, pod, by),
-            Some(state) => self.take(at, pod, by, Reported { uid: uid.to_owned(), state }),
+            Some(state) => self.take(at, pod, by, Reported { uid: uid.to_owned(), state: state.bounded() }),
         }
     }
 
@@ -197,7 +217,7 @@ fn weight<S: ProxyState>(said: &StoredReport<S>) -> (bool, u64, u64) {
 
 /// The counts with a report on a shadow that is no longer than the status of a root takes: a proxy inside a pod may say
 /// anything.
-pub(super) fn bounded_traffic(mut traffic: Traffic) -> Traffic {
+fn bounded_traffic(mut traffic: Traffic) -> Traffic {
     let clip = |text: &mut String, longest| text.truncate(text.floor_char_boundary(longest));
     traffic.first_writes.truncate(FIRST_WRITE_BOUNDS.len());
     traffic.slots.truncate(usize::from(COUNT));
@@ -217,7 +237,7 @@ pub(super) fn bounded_traffic(mut traffic: Traffic) -> Traffic {
 }
 
 /// What is watched, as far as it is kept.
-pub(super) fn bounded_watches(mut watched: Watched) -> Watched {
+fn bounded_watches(mut watched: Watched) -> Watched {
     watched.kinds.truncate(MAX_WATCHED_KINDS);
     watched.kinds.retain(|kind| kind.group.len().max(kind.resource.len()) <= MAX_SUBDOMAIN_BYTES);
     let mut room = MAX_WATCHED_NAMESPACES;
@@ -231,7 +251,7 @@ pub(super) fn bounded_watches(mut watched: Watched) -> Watched {
 }
 
 /// The containers that have ended, as far as they are kept.
-pub(super) fn bounded_ended(mut ended: Ended) -> Ended {
+fn bounded_ended(mut ended: Ended) -> Ended {
     ended.containers.truncate(MAX_ENDED);
     ended.containers.retain(|id| id.len() <= MAX_ID_BYTES);
     ended

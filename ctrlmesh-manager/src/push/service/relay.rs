@@ -317,12 +317,13 @@ pub(super) async fn take(
         };
         match message {
             Ok(Some(message)) => {
+                let store = &push.store;
                 message.receipts.into_iter().for_each(|receipt| receive(&push, &from, receipt));
                 message.webhooks.into_iter().for_each(|webhook| receive_webhook(&push, &from, webhook));
                 message.traffic.into_iter().for_each(|traffic| receive_traffic(&push, &from, traffic));
-                message.watches.into_iter().for_each(|watches| receive_watches(&push, &from, watches));
-                message.ended.into_iter().for_each(|ended| receive_ended(&push, &from, ended));
-                message.locks.into_iter().for_each(|lock| receive_lock(&push, &from, lock));
+                receive_states(store, store.watches(), &from, message.watches, |one| (one.pod, one.watched));
+                receive_states(store, store.ended(), &from, message.ended, |one| (one.pod, one.ended));
+                receive_states(store, store.locks(), &from, message.locks, |one| (one.pod, one.lock));
             }
             Ok(None) => break Ok(()),
             Err(status) => break Err(status),
@@ -344,19 +345,19 @@ fn receive_traffic(push: &PushService, from: &Arc<str>, TrafficReport { pod, tra
     push.store.receive_traffic(Some(from), (&pod.pod_name(), &pod.uid), from, traffic);
 }
 
-fn receive_watches(push: &PushService, from: &Arc<str>, WatchReport { pod, watched }: WatchReport) {
-    let Some(pod) = pod else { return };
-    push.store.receive_watches(Some(from), (&pod.pod_name(), &pod.uid), from, watched);
-}
-
-fn receive_ended(push: &PushService, from: &Arc<str>, EndedReport { pod, ended }: EndedReport) {
-    let Some(pod) = pod else { return };
-    push.store.receive_ended(Some(from), (&pod.pod_name(), &pod.uid), from, ended);
-}
-
-fn receive_lock(push: &PushService, from: &Arc<str>, LockReport { pod, lock }: LockReport) {
-    let Some(pod) = pod else { return };
-    push.store.receive_lock(Some(from), (&pod.pod_name(), &pod.uid), from, lock);
+/// Takes reports of one kind, of which `read` gives the pod and its state.
+fn receive_states<R, S: ProxyState + Clone>(
+    store: &PolicyStore,
+    states: &Reports<S>,
+    from: &Arc<str>,
+    reports: Vec<R>,
+    read: fn(R) -> (Option<PodId>, Option<S>),
+) {
+    for (pod, state) in reports.into_iter().map(read) {
+        if let Some(pod) = pod {
+            store.receive_state(states, Some(from), (&pod.pod_name(), &pod.uid), from, state);
+        }
+    }
 }
 
 fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {

@@ -71,15 +71,19 @@ fn take_state(push: &PushService, Reporter { by, reader, inside }: Reporter<'_>,
     let (counts, store) = (reader.speaks_for(inside), &push.store);
     match state {
         Content::Traffic(TrafficReport { traffic, .. }) if counts => store.receive_traffic(None, of, by, traffic),
-        Content::Watches(WatchReport { watched, .. }) if counts => store.receive_watches(None, of, by, watched),
-        Content::Lock(LockReport { lock, .. }) if counts => store.receive_lock(None, of, by, lock),
+        Content::Watches(WatchReport { watched, .. }) if counts => {
+            store.receive_state(store.watches(), None, of, by, watched);
+        }
+        Content::Lock(LockReport { lock, .. }) if counts => {
+            store.receive_state(store.locks(), None, of, by, lock);
+        }
         // Of a pod with a proxy inside, nothing is dropped.
         Content::Bypass(BypassReport { bypass: Some(bypass), .. }) if counts => {
             push.bypasses.tell(of.0, of.1, bypass.packets);
         }
         // A proxy inside a pod does not see the processes of other containers. So of its pod, too, the node says it.
         Content::Ended(EndedReport { ended, .. }) if matches!(reader.subject(), Subject::Node(_)) => {
-            store.receive_ended(None, of, by, ended);
+            store.receive_state(store.ended(), None, of, by, ended);
         }
         _ => {}
     }
