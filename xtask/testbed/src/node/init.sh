@@ -19,7 +19,8 @@ set -- $stat
 echo "$1 ${22}" >"$folder/init.new"
 mv "$folder/init.new" "$folder/init"
 
-# One wire to the machine, or to the first node. The index of its end there is nobody else's, so the addresses that follow from it are not either.
+# One wire to the machine, or to the first node. The index of its end there is nobody else's, so the addresses that
+# follow from it are not either.
 connect() {
     device=ctrlm${name#ctrlmesh-node-}
     device=${device%-*}
