@@ -238,8 +238,8 @@ impl PolicyStore {
         }
     }
 
-    /// Takes what the proxy `by` reports to replica `at` of a pod; none: this one. `states` are those of this store that
-    /// it belongs to.
+    /// Takes what the proxy `by` reports to replica `at` of a pod; none: this one. `states` are those of this store
+    /// that it belongs to.
     pub fn receive_state<S: ProxyState + Clone>(
         &self,
         states: &Reports<S>,
