@@ -146,6 +146,9 @@ impl Bed {
     }
 }
 
+/// Where nothing is to be cut, however slow the machine.
+const PATIENT: [&str; 2] = ["--write-drain-timeout", "10m"];
+
 fn request(method: &str, target: &str) -> Request<Full<Bytes>> {
     Request::builder().method(method).uri(target).body(Full::from("{}")).unwrap()
 }
@@ -269,7 +272,7 @@ async fn of_new_config_maps_there_only_the_lock_passes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_under_way_delays_the_acknowledgement() {
     for version in BOTH {
-        let mut bed = Bed::new(owning(1, &[9, 31]), &[]).await;
+        let mut bed = Bed::new(owning(1, &[9, 31]), &PATIENT).await;
         let own = format!("{OWN}/w");
         let answer = bed.hold(version, &own).await;
         bed.stream.send(&owning(2, &[9])).await;
@@ -287,7 +290,7 @@ async fn a_write_under_way_delays_the_acknowledgement() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_its_client_gave_up_is_waited_for() {
     for version in BOTH {
-        let mut bed = Bed::new(owning(1, &[9, 31]), &[]).await;
+        let mut bed = Bed::new(owning(1, &[9, 31]), &PATIENT).await;
         let own = format!("{OWN}/w");
         let given_up = bed.hold(version, &own).await;
         given_up.abort();
@@ -401,7 +404,7 @@ async fn a_slot_given_back_is_written_over_the_same_connection() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_is_led_over_before_the_acknowledgement() {
     for version in BOTH {
-        let mut bed = Bed::new(owning(1, &[9, 31]), &[]).await;
+        let mut bed = Bed::new(owning(1, &[9, 31]), &PATIENT).await;
         let mut client = bed.client(version).await;
         let mut watch = get(WATCH);
         watch.headers_mut().insert("x-hold", HeaderValue::from_static("1"));
