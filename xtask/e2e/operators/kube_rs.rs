@@ -1,9 +1,11 @@
 //! An operator in kube-rs: it publishes websites, as `deploy/example-operator` does in Go.
 //!
-//! It reads from the caches of kube-rs' controller, writes by server-side apply, and comes back by a timer.
+//! It reads from the caches of kube-rs' controller, writes by server-side apply, and comes back by a timer. With
+//! `--cost-ms=N` it takes N ms for each website, one after the other, and does not come back to those that are done.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "what it logs")]
 
+use std::env;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +13,11 @@ use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
-use kube::runtime::controller::Action;
+use kube::runtime::controller::{self, Action};
 use kube::runtime::{Controller, watcher};
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
+use tokio::time;
 
 /// After how long a website is looked at again where nothing changes, and where something failed.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -22,6 +25,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 struct Publisher {
     client: Client,
     websites: ApiResource,
+    /// How long each website takes.
+    cost: Option<Duration>,
 }
 
 /// Why a website is not published.
@@ -37,9 +42,16 @@ async fn main() -> Result<()> {
     let client = Client::try_default().await.context("the kubeconfig")?;
     let websites = ApiResource::from_gvk(&GroupVersionKind::gvk("web.example.com", "v1alpha1", "Website"));
     let all = Api::all_with(client.clone(), &websites);
-    let publisher = Arc::new(Publisher { client: client.clone(), websites: websites.clone() });
-    Controller::new_with(all, watcher::Config::default(), websites)
-        .owns(Api::<ConfigMap>::all(client), watcher::Config::default())
+    let cost = cost()?;
+    let publisher = Arc::new(Publisher { client: client.clone(), websites: websites.clone(), cost });
+    // Else 0, which sets no bound.
+    let at_once = u16::from(cost.is_some());
+    let mut controller = Controller::new_with(all, watcher::Config::default(), websites)
+        .with_config(controller::Config::default().concurrency(at_once));
+    if cost.is_none() {
+        controller = controller.owns(Api::<ConfigMap>::all(client), watcher::Config::default());
+    }
+    controller
         .run(reconcile, |_, _, _| Action::requeue(AGAIN), publisher)
         .for_each(async |outcome| {
             if let Err(error) = outcome {
@@ -50,10 +62,23 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
+fn cost() -> Result<Option<Duration>> {
+    let cost = env::args().find_map(|argument| argument.strip_prefix("--cost-ms=").map(str::to_owned));
+    let cost =
+        cost.map(|cost| cost.parse().with_context(|| format!("--cost-ms={cost}: a number of ms"))).transpose()?;
+    Ok(cost.map(Duration::from_millis))
+}
+
 async fn reconcile(website: Arc<DynamicObject>, publisher: Arc<Publisher>) -> Result<Action, NotPublished> {
+    if let Some(cost) = publisher.cost {
+        if website.data["status"]["observedGeneration"].as_i64() == website.metadata.generation {
+            return Ok(Action::await_change());
+        }
+        time::sleep(cost).await;
+    }
     let outcome = publisher.publish(&website).await;
     outcome.map_err(|source| NotPublished { website: website.name_any(), source })?;
-    Ok(Action::requeue(AGAIN))
+    Ok(if publisher.cost.is_some() { Action::await_change() } else { Action::requeue(AGAIN) })
 }
 
 impl Publisher {

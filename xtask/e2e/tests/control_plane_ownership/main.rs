@@ -6,6 +6,7 @@
 #![allow(clippy::print_stderr, reason = "what a failed test needs, beside its error")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
+mod backlog;
 mod balance;
 mod bed;
 mod blows;
