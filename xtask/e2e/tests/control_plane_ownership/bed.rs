@@ -60,6 +60,8 @@ pub(crate) struct Bed {
     pub(crate) client: Client,
     /// Of which each process has its wall clock.
     pub(crate) clocks: Library,
+    /// On how many nodes the operator's pods are, by turns.
+    pub(crate) nodes: u16,
     /// Whether the verdict was good; else what was said is kept.
     pub(crate) has_passed: bool,
     _entered: Entered,
@@ -92,6 +94,7 @@ impl Bed {
             plane,
             client,
             clocks,
+            nodes: 1,
             has_passed: false,
             _entered: entered,
             _network: network,

@@ -1,5 +1,5 @@
-//! Replicas come, go, fail and are killed at random under load, while processes are paused, killed and cut off, and API
-//! servers restart.
+//! Replicas come, go, fail, are killed and vanish with their node at random under load, while processes are paused,
+//! killed and cut off, and API servers restart.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::shares::are_even;
+use nix::sys::signal::Signal;
 use nix::unistd::getuid;
 use serde_json::json;
 
@@ -36,10 +37,14 @@ enum Kind {
     Fail,
     Kill,
     Recover,
+    Vanish,
 }
 
 /// So often each, in every six changes.
 const SIX: [Kind; 6] = [Kind::Scale, Kind::Scale, Kind::Scale, Kind::Fail, Kind::Kill, Kind::Recover];
+
+/// On how many nodes the pods are, by turns.
+const NODES: u16 = 2;
 
 /// What happens to the pods.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +57,8 @@ enum Change {
     Kill(u16),
     /// It is ready again.
     Recover(u16),
+    /// All processes on the node of this number stand still, until the pods of the others own all.
+    Vanish(u16),
 }
 
 /// The pods `op-0` to `op-<count - 1>`.
@@ -59,8 +66,10 @@ enum Change {
 struct Replicas {
     count: u16,
     unready: BTreeSet<u16>,
-    /// Of the present six, those that were not done yet.
+    /// Of the present six, or seven, those that were not done yet.
     left: Vec<Kind>,
+    /// Whether a node vanishes after every six.
+    vanish: bool,
 }
 
 impl Replicas {
@@ -72,6 +81,7 @@ impl Replicas {
     fn choose(&mut self, random: &mut Random) -> Change {
         if self.left.is_empty() {
             self.left = SIX.to_vec();
+            self.left.extend(self.vanish.then_some(Kind::Vanish));
         }
         let kind = self.left.swap_remove(random.index(self.left.len()));
         let ready: Vec<u16> = self.ready().collect();
@@ -81,6 +91,9 @@ impl Replicas {
             Kind::Fail if ready.len() > 1 => Change::Fail(ready[one]),
             Kind::Kill if ready.len() > 1 => Change::Kill(ready[one]),
             Kind::Recover if !unready.is_empty() => Change::Recover(unready[back]),
+            Kind::Vanish if self.ready().any(|other| other % NODES != ready[one] % NODES) => {
+                Change::Vanish(ready[one] % NODES)
+            }
             _ => self.scale(random),
         }
     }
@@ -101,6 +114,7 @@ impl Replicas {
             }
             Change::Fail(number) | Change::Kill(number) => self.unready.extend([number]),
             Change::Recover(number) => self.unready.retain(|one| *one != number),
+            Change::Vanish(_) => {}
         }
     }
 }
@@ -131,9 +145,28 @@ impl Torture {
                 self.bed.say_ready(number, true).await?;
                 self.strike().await?;
             }
+            Change::Vanish(node) => self.vanish(node).await?,
         }
         self.replicas.note(change);
-        self.until_shared().await
+        self.until_shared(|_| true).await
+    }
+
+    /// Nothing strikes meanwhile: it would start some of the processes again.
+    async fn vanish(&mut self, node: u16) -> Result<()> {
+        self.blows.end().await?;
+        self.send(node, Signal::SIGSTOP)?;
+        let shared = self.until_shared(|number| number % NODES != node).await;
+        self.send(node, Signal::SIGCONT)?;
+        shared
+    }
+
+    /// Sends a signal to all processes on a node.
+    fn send(&self, node: u16, signal: Signal) -> Result<()> {
+        for number in (0..self.replicas.count).filter(|number| number % NODES == node) {
+            let pod = self.bed.pods.get(&name(number)).context("no such pod")?;
+            pod.proxy.iter().chain([&pod.operator]).try_for_each(|process| process.send(signal))?;
+        }
+        Ok(())
     }
 
     async fn scale(&mut self, count: u16) -> Result<()> {
@@ -159,9 +192,9 @@ impl Torture {
         self.blows.strike(&mut self.bed, &mut self.random).await
     }
 
-    /// Waits until all slots are granted, evenly, to the shards of the pods that are ready.
-    async fn until_shared(&self) -> Result<()> {
-        let ready: Vec<String> = self.replicas.ready().map(name).collect();
+    /// Waits until all slots are granted, evenly, to the shards of the pods that are ready and count.
+    async fn until_shared(&self, counts: impl Fn(u16) -> bool) -> Result<()> {
+        let ready: Vec<String> = self.replicas.ready().filter(|number| counts(*number)).map(name).collect();
         self.bed
             .until("the ready pods to own all slots", async || {
                 let status = self.bed.configs().get(ROOT).await?.status.context("no status")?;
@@ -196,6 +229,7 @@ async fn tortured(changes: usize, seed: u64) -> Result<()> {
     }
     let test = "tortured_elastic_shares_leave_one_writer";
     let Some(mut bed) = Bed::start(test).await? else { return Ok(()) };
+    bed.nodes = NODES;
     pods::workload(&bed, usize::from(FIRST), true).await?;
     // Who comes back gets slots at once: so more of them move.
     bed.root(&json!({"fence": "Server", "auto": {"shardingSize": MOST, "elastic": {"settle": "0s"}}})).await?;
@@ -205,7 +239,7 @@ async fn tortured(changes: usize, seed: u64) -> Result<()> {
     bed.settled(|table| are_even(table, usize::from(FIRST))).await?;
     let blows = Blows::on(&bed, if changes < MANY { BRIEF } else { Duration::MAX })?;
     let load = Load::begin(&bed);
-    let replicas = Replicas { count: FIRST, unready: BTreeSet::new(), left: Vec::new() };
+    let replicas = Replicas { count: FIRST, unready: BTreeSet::new(), left: Vec::new(), vanish: changes > CHANGES };
     let mut torture = Torture { bed, blows, random: Random::of(seed), replicas };
     let begun = Instant::now();
     for number in 1..=changes {

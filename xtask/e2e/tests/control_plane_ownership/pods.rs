@@ -40,13 +40,15 @@ pub(crate) struct RunningPod {
     pub(crate) server: SocketAddr,
 }
 
-/// Makes a pod on a node, beside its account.
+/// Makes a pod beside its account, on the node that its number says.
 pub(crate) async fn make(bed: &Bed, namespace: &str, name: &str, account: &str, enrolled: bool) -> Result<Pod> {
     let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
     bed.apply(accounts, &object("v1", "ServiceAccount", account)).await?;
+    let number = name.rsplit('-').next().and_then(|number| number.parse::<u16>().ok()).unwrap_or_default();
+    let node = format!("node-{}", number % bed.nodes);
     let mut pod = object("v1", "Pod", name);
     pod["spec"] = json!({
-        "serviceAccountName": account, "nodeName": "node-a", "automountServiceAccountToken": false,
+        "serviceAccountName": account, "nodeName": node, "automountServiceAccountToken": false,
         "containers": [{"name": "operator", "image": "none"}],
     });
     if namespace == OPERATOR {
