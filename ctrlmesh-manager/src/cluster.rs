@@ -11,3 +11,4 @@ pub mod confirmations;
 pub mod evidence;
 mod load_meter;
 pub mod balancer;
+pub mod silence;

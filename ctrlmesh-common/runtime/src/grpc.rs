@@ -41,8 +41,9 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// work.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between HTTP/2 PINGs to a silent peer, and for its PONG.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// After how long an HTTP/2 PING goes to a silent peer, whichever side it is, and how long its answer may take. A
+/// process that stands still for longer loses its connections.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// A server, and what proves the two sides to each other.
 #[derive(Clone, Debug)]

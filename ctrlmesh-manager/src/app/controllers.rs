@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ShardingConfig};
 use ctrlmesh_common::policy::Redirect;
-use ctrlmesh_common::wire::Traffic;
 use ctrlmesh_runtime::sync::lock;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
@@ -21,14 +20,12 @@ use crate::admission::webhook::Route;
 use crate::app::api_client::{self, ReachError};
 use crate::app::context::Context;
 use crate::audit::{AuditMetrics, Auditor, Ownerships};
-use crate::cluster::balancer::Balancer;
 use crate::cluster::cache::Cache;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::evidence::{EvidenceFollower, InForce};
 use crate::cluster::plan::{self, Plan, Plans};
 use crate::labels::migration::{MigrationMetrics, MigrationNotice};
 use crate::labels::{CurrentProgress, LabelMetrics, ObjectCounts};
-use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
 use crate::ownership::FenceKeeper;
 use crate::ownership::fence_state::{self, FenceStates, States};
@@ -45,6 +42,7 @@ use crate::telemetry;
 
 mod condition_metrics;
 mod labels;
+mod pod_reports;
 mod webhook_routes;
 
 use condition_metrics::ConditionMetrics;
@@ -86,8 +84,7 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
     cache.watch_list(background.clone(), &context.args.namespace, drain);
     let (proved, evidence) = watch::channel(None);
     let plans = plan::start(Arc::clone(&cache), evidence, drain);
-    drain.spawn_until_started(follow_ended(context.store.clone(), cache.clone()));
-    drain.spawn_until_started(follow_locks(context.store.clone(), cache.clone()));
+    pod_reports::follow(context, &cache, &plans);
     counted.conditions.follow(&plans, &context.leadership);
     let caches = context.readiness.block("caches");
     let mut first = context.published.subscribe();
@@ -121,7 +118,6 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
     drain.spawn_until_started(rules_writer::<FaultInjection>(context, &plans, &labels).run());
     try_versions(context, &plans, &labels, decisions, counted.rollouts);
     drain.spawn_until_started(auditor(context, &plans, &labels, counted.audit, findings).run());
-    drain.spawn_until_started(balancer(context, &cache).run());
     keep_fences(context, &cache, &plans);
     drain.spawn_until_started(follower(context, plans.clone(), context.fences.subscribe()).run(proved));
     let status_writer = StatusWriter::default();
@@ -170,23 +166,9 @@ fn auditor(
     }
 }
 
-/// Divides elastic roots by load, while this replica leads.
-fn balancer(
-    context: &Context,
-    cache: &Arc<Cache>,
-) -> Balancer<impl Fn() -> BTreeMap<String, Traffic> + Send + Sync + use<>> {
-    let store = Arc::clone(&context.store);
-    Balancer {
-        cache: Arc::clone(cache),
-        reports: move || store.traffic().connected().into_values().map(|of| (of.uid, of.state)).collect(),
-        interval: context.args.balance_interval,
-        leadership: context.leadership.clone(),
-    }
-}
-
 /// Keeps the fences in the API server, and asks what they enforce, while this replica leads.
 fn keep_fences(context: &Context, cache: &Arc<Cache>, plans: &Plans) {
-    let (mut leadership, config) = (context.leadership.clone(), context.api_config.clone());
+    let (leadership, config) = (context.leadership.clone(), context.api_config.clone());
     let (states, held) = (context.fences.clone(), leadership.clone());
     let keeper = FenceKeeper {
         client: context.client.clone(),
@@ -201,16 +183,7 @@ fn keep_fences(context: &Context, cache: &Arc<Cache>, plans: &Plans) {
         states: states.clone(),
     };
     context.drain.spawn_until_started(async move {
-        loop {
-            leadership.acquired().await;
-            let mut here = Leadership::clone(&leadership);
-            tokio::select! {
-                () = keeper.lead() => {}
-                // Another replica leads now.
-                () = here.lost() => {}
-            }
-            states.send_replace(Arc::default());
-        }
+        leadership.while_held(|| keeper.lead(), || drop(states.send_replace(Arc::default()))).await;
     });
 }
 
@@ -283,30 +256,6 @@ async fn publish_policies(store: Arc<PolicyStore>, published: watch::Sender<Opti
         if plans.changed().await.is_err() {
             return;
         }
-    }
-}
-
-/// Tells the cache which containers have ended.
-async fn follow_ended(store: Arc<PolicyStore>, cache: Arc<Cache>) {
-    let mut changes = store.ended().changes();
-    loop {
-        changes.mark_unchanged();
-        let by_pod = store.ended().newest().into_values();
-        cache.take_ended(by_pod.map(|of| (of.uid, of.state.containers.into_iter().collect())).collect());
-        // The store is ours, so the sender lives.
-        drop(changes.changed().await);
-    }
-}
-
-/// Tells the cache which pods wait for their lock.
-async fn follow_locks(store: Arc<PolicyStore>, cache: Arc<Cache>) {
-    let mut changes = store.locks().changes();
-    loop {
-        changes.mark_unchanged();
-        let waiting = store.locks().newest().into_values().filter(|of| of.state.waits);
-        cache.take_waiting(waiting.map(|of| of.uid).collect());
-        // The store is ours, so the sender lives.
-        drop(changes.changed().await);
     }
 }
 

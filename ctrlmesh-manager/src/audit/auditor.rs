@@ -72,20 +72,18 @@ impl Auditor {
     /// Audits for ever.
     pub async fn run(self) {
         let this = Arc::new(self);
-        let mut leadership = this.leadership.clone();
-        loop {
-            leadership.acquired().await;
-            let mut here = leadership.clone();
+        let lead = || async {
             let sent = Arc::default();
             tokio::select! {
                 () = this.lead(&sent) => {}
                 () = this.remember(&sent) => {}
-                // Another replica leads now.
-                () = here.lost() => {}
             }
+        };
+        let ended = || {
             this.findings.send_replace(Arc::default());
             this.metrics.clear();
-        }
+        };
+        this.leadership.clone().while_held(lead, ended).await;
     }
 
     /// A proxy may have any policy in force that was sent since this replica leads.

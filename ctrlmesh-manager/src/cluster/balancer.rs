@@ -51,17 +51,8 @@ struct Root {
 
 impl<Reports: Fn() -> BTreeMap<String, Traffic> + Send + Sync> Balancer<Reports> {
     pub async fn run(self) {
-        let mut leadership = self.leadership.clone();
-        loop {
-            leadership.acquired().await;
-            let mut here = leadership.clone();
-            tokio::select! {
-                () = self.lead() => {}
-                // Another replica leads now.
-                () = here.lost() => {}
-            }
-            self.cache.take_loads(RootLoads::new());
-        }
+        let unknown = || self.cache.take_loads(RootLoads::new());
+        self.leadership.clone().while_held(|| self.lead(), unknown).await;
     }
 
     async fn lead(&self) {

@@ -40,13 +40,12 @@ mod namespace_info;
 mod stopped_pods;
 mod unenrolled;
 mod unfit_nodes;
-mod ended;
-mod loads;
+mod reported;
 mod served;
 
-pub use ended::EndedContainers;
-use ended::as_it_runs;
 pub use namespace_info::NamespaceInfo;
+pub use reported::EndedContainers;
+use reported::as_it_runs;
 pub use rules::{CachedBreaker, CachedInjection, CachedRules};
 pub use snapshot::Snapshot;
 use stopped_pods::StoppedPods;
@@ -88,6 +87,8 @@ struct State {
     ended: EndedContainers,
     /// UIDs of pods that wait for their lock.
     waiting: BTreeSet<String>,
+    /// UIDs of pods on silent nodes.
+    silent: BTreeSet<String>,
     /// Of roots that are divided by load.
     loads: Arc<RootLoads>,
 }
@@ -204,7 +205,7 @@ impl Cache {
             configs: state.configs.current.values().cloned().collect(),
             breakers: state.breakers.current.values().map(|one| one.read.clone()).collect(),
             injections: state.injections.current.values().map(|one| one.read.clone()).collect(),
-            members: state.members.current.values().map(|one| as_it_runs(one, &state.ended)).collect(),
+            members: state.members.current.values().map(|one| as_it_runs(one, &state)).collect(),
             namespaces: state.namespaces.current.keys().cloned().collect(),
             first_ordinals: sets.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
             set_accounts: sets.iter().map(|(name, set)| (name.clone(), set.account.clone())).collect(),

@@ -143,6 +143,19 @@ impl Leadership {
         }
     }
 
+    /// Begins `lead` each time that this replica begins to lead, and ends it when another one does. Calls `ended` after
+    /// each.
+    pub async fn while_held<Lead: Future<Output = ()>>(mut self, lead: impl Fn() -> Lead, ended: impl Fn()) {
+        loop {
+            self.acquired().await;
+            tokio::select! {
+                () = lead() => {}
+                () = self.lost() => {}
+            }
+            ended();
+        }
+    }
+
     /// gRPC address of the leader, if it is another replica.
     pub fn other(&self) -> Option<Arc<str>> {
         self.state.borrow().other.clone()
@@ -159,20 +172,6 @@ impl Leadership {
         if self.state.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-    }
-}
-
-#[cfg(test)]
-impl Leadership {
-    /// Without an election: what is called says whether this replica leads from then on.
-    pub(crate) fn by_hand() -> (impl Fn(bool), Self) {
-        let (state, leadership) = watch::channel(State::default());
-        let set = move |leads: bool| {
-            let now = leads.then(Instant::now);
-            let (until, until_boot) = (now.map(|now| now + LEASE_DURATION), boot_clock::now() + LEASE_DURATION);
-            state.send_replace(State { until, until_boot, since: now, other: None });
-        };
-        (set, Self { state: leadership, step_down: Arc::default() })
     }
 }
 

@@ -161,6 +161,11 @@ impl PolicyStore {
         self.receipts.newest()
     }
 
+    /// What `read` makes of the newest receipt of each pod.
+    pub fn read_receipts<T: FromIterator<R>, R>(&self, read: impl Fn(&Receipt) -> R) -> T {
+        self.receipts.read_newest(read)
+    }
+
     pub fn heard_here(&self) -> BTreeMap<PodName, Receipt> {
         self.receipts.here()
     }

@@ -34,6 +34,7 @@ use std::time::{Duration, SystemTime};
 use ctrlmesh_common::wire::{
     self, Receipts, Relayed, RenewRequest, Renewed, Report, ShardReply, ShardRequest, SignRequest, Signed, Update,
 };
+use ctrlmesh_runtime::grpc::KEEP_ALIVE;
 use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, Request, Response, header};
 use hyper::body::Incoming;
@@ -67,9 +68,6 @@ use crate::telemetry;
 
 /// Until a connection has made its first authenticated call.
 const PROVE: Duration = Duration::from_secs(10);
-
-/// Interval of HTTP/2 pings, and how long their answer may take.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Concurrent calls of one connection: to follow, to sign, and room for calls that are ending.
 const MAX_CALLS: u32 = 8;

@@ -157,7 +157,11 @@ impl ServerState {
     }
 
     fn compare_one(&self, candidate: &StaleCandidate, here: &LocalState<'_>) -> Staleness {
-        let is_known = here.members.get(&candidate.pod).copied() == self.members.get(&candidate.pod);
+        let is_known = match (here.members.get(&candidate.pod), self.members.get(&candidate.pod)) {
+            // Whether it is ready, proxies know sooner than the API server.
+            (Some(here), Some(there)) => Member { ready: there.ready, ..(*here).clone() } == *there,
+            (here, there) => here.is_none() && there.is_none(),
+        };
         let is_as_new = |operator: &String| {
             let Some(there) = self.versions.get(operator) else { return false };
             let here = parts(operator).and_then(|parts| here.versions.get(&parts).copied());

@@ -72,18 +72,11 @@ struct Memory {
 
 impl RolloutController {
     pub async fn run(self) {
-        let mut leadership = self.leadership.clone();
-        loop {
-            leadership.acquired().await;
-            let mut here = leadership.clone();
-            tokio::select! {
-                () = self.lead() => {}
-                // Another replica leads now.
-                () = here.lost() => {}
-            }
+        let ended = || {
             self.decisions.send_replace(Arc::default());
             self.metrics.leave();
-        }
+        };
+        self.leadership.clone().while_held(|| self.lead(), ended).await;
     }
 
     async fn lead(&self) {

@@ -7,6 +7,19 @@ use serde_json::{Value, json};
 
 use super::*;
 
+impl Leadership {
+    /// Without an election: what is called says whether this replica leads from then on.
+    pub(crate) fn by_hand() -> (impl Fn(bool), Self) {
+        let (state, leadership) = watch::channel(State::default());
+        let set = move |leads: bool| {
+            let now = leads.then(Instant::now);
+            let (until, until_boot) = (now.map(|now| now + LEASE_DURATION), boot_clock::now() + LEASE_DURATION);
+            state.send_replace(State { until, until_boot, since: now, other: None });
+        };
+        (set, Self { state: leadership, step_down: Arc::default() })
+    }
+}
+
 #[test]
 fn a_deleted_lease_is_free_once_its_holder_must_have_noticed() {
     let begun = Instant::now();
@@ -161,4 +174,23 @@ async fn a_holder_that_steps_down_but_cannot_release_waits() {
     assert_eq!(server.holder().as_deref(), Some("other"));
     server.0.lock().unwrap().refusals.clear();
     drain.finish(Duration::from_secs(30)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_leader_does_ends_with_its_lead() {
+    let (lead, leadership) = Leadership::by_hand();
+    let (log, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let (begun, ended) = (log.clone(), log);
+    let leads = move || {
+        begun.send("begun").unwrap();
+        std::future::pending()
+    };
+    Drain::default().spawn(leadership.while_held(leads, move || ended.send("ended").unwrap()));
+    for _ in 0..2 {
+        assert!(time::timeout(LEASE_DURATION, events.recv()).await.is_err(), "another replica leads");
+        lead(true);
+        assert_eq!(events.recv().await, Some("begun"));
+        lead(false);
+        assert_eq!(events.recv().await, Some("ended"));
+    }
 }

@@ -24,6 +24,8 @@ pub struct Receipt {
     /// Why the newest policy was refused.
     pub refused: Option<String>,
     pub connected: bool,
+    /// Whether it is not connected because the replica is gone to which it was.
+    pub lost: bool,
     pub last_contact: SystemTime,
     /// What the pod's guards have done.
     pub guards: Arc<[GuardState]>,
@@ -48,6 +50,10 @@ impl Receipts {
         let by_pod = lock(&self.by_pod);
         let newest = |(pod, all): (&PodName, &OfPod<Receipt>)| Some((pod.clone(), newest(all)?.clone()));
         by_pod.iter().filter_map(newest).collect()
+    }
+
+    pub(super) fn read_newest<T: FromIterator<R>, R>(&self, read: impl Fn(&Receipt) -> R) -> T {
+        lock(&self.by_pod).values().filter_map(newest).map(read).collect()
     }
 
     pub(super) fn here(&self) -> BTreeMap<PodName, Receipt> {
@@ -88,7 +94,7 @@ impl Receipts {
         for of_pod in by_pod.values_mut() {
             let Some(receipt) = of_pod.get_mut(&at) else { continue };
             if receipt.connected {
-                (receipt.connected, receipt.last_contact) = (false, now);
+                (receipt.connected, receipt.lost, receipt.last_contact) = (false, true, now);
             }
             forget_older(of_pod);
         }

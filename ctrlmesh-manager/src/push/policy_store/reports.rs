@@ -68,8 +68,24 @@ impl ProxyState for Traffic {
         (self.since, self.requests)
     }
 
-    fn bounded(self) -> Self {
-        bounded_traffic(self)
+    /// The counts with a report on a shadow that is no longer than the status of a root takes.
+    fn bounded(mut self) -> Self {
+        let clip = |text: &mut String, longest| text.truncate(text.floor_char_boundary(longest));
+        self.first_writes.truncate(FIRST_WRITE_BOUNDS.len());
+        self.slots.truncate(usize::from(COUNT));
+        let shadow = self.shadow.iter_mut();
+        for one in shadow.flat_map(|shadow| {
+            shadow.differences.truncate(MAX_SHADOW_DIFFERENCES);
+            &mut shadow.differences
+        }) {
+            clip(&mut one.verb, MAX_VERB_BYTES);
+            clip(&mut one.resource, MAX_SHADOW_FIELD_BYTES);
+            clip(&mut one.namespace, MAX_SUBDOMAIN_BYTES);
+            clip(&mut one.name, MAX_SUBDOMAIN_BYTES);
+            one.fields.truncate(MAX_SHADOW_FIELDS);
+            one.fields.iter_mut().for_each(|field| clip(field, MAX_SHADOW_FIELD_BYTES));
+        }
+        self
     }
 }
 
@@ -78,8 +94,17 @@ impl ProxyState for Watched {
         (self.since, 0)
     }
 
-    fn bounded(self) -> Self {
-        bounded_watches(self)
+    fn bounded(mut self) -> Self {
+        self.kinds.truncate(MAX_WATCHED_KINDS);
+        self.kinds.retain(|kind| kind.group.len().max(kind.resource.len()) <= MAX_SUBDOMAIN_BYTES);
+        let mut room = MAX_WATCHED_NAMESPACES;
+        for kind in &mut self.kinds {
+            kind.more |= kind.namespaces.len() > room;
+            kind.namespaces.truncate(room);
+            kind.namespaces.retain(|namespace| namespace.len() <= MAX_SUBDOMAIN_BYTES);
+            room -= kind.namespaces.len();
+        }
+        self
     }
 }
 
@@ -88,8 +113,10 @@ impl ProxyState for Ended {
         (self.since, 0)
     }
 
-    fn bounded(self) -> Self {
-        bounded_ended(self)
+    fn bounded(mut self) -> Self {
+        self.containers.truncate(MAX_ENDED);
+        self.containers.retain(|id| id.len() <= MAX_ID_BYTES);
+        self
     }
 }
 
@@ -215,48 +242,6 @@ fn weight<S: ProxyState>(said: &StoredReport<S>) -> (bool, u64, u64) {
     (said.connected, since, further)
 }
 
-/// The counts with a report on a shadow that is no longer than the status of a root takes: a proxy inside a pod may say
-/// anything.
-fn bounded_traffic(mut traffic: Traffic) -> Traffic {
-    let clip = |text: &mut String, longest| text.truncate(text.floor_char_boundary(longest));
-    traffic.first_writes.truncate(FIRST_WRITE_BOUNDS.len());
-    traffic.slots.truncate(usize::from(COUNT));
-    let shadow = traffic.shadow.iter_mut();
-    for one in shadow.flat_map(|shadow| {
-        shadow.differences.truncate(MAX_SHADOW_DIFFERENCES);
-        &mut shadow.differences
-    }) {
-        clip(&mut one.verb, MAX_VERB_BYTES);
-        clip(&mut one.resource, MAX_SHADOW_FIELD_BYTES);
-        clip(&mut one.namespace, MAX_SUBDOMAIN_BYTES);
-        clip(&mut one.name, MAX_SUBDOMAIN_BYTES);
-        one.fields.truncate(MAX_SHADOW_FIELDS);
-        one.fields.iter_mut().for_each(|field| clip(field, MAX_SHADOW_FIELD_BYTES));
-    }
-    traffic
-}
-
-/// What is watched, as far as it is kept.
-fn bounded_watches(mut watched: Watched) -> Watched {
-    watched.kinds.truncate(MAX_WATCHED_KINDS);
-    watched.kinds.retain(|kind| kind.group.len().max(kind.resource.len()) <= MAX_SUBDOMAIN_BYTES);
-    let mut room = MAX_WATCHED_NAMESPACES;
-    for kind in &mut watched.kinds {
-        kind.more |= kind.namespaces.len() > room;
-        kind.namespaces.truncate(room);
-        kind.namespaces.retain(|namespace| namespace.len() <= MAX_SUBDOMAIN_BYTES);
-        room -= kind.namespaces.len();
-    }
-    watched
-}
-
-/// The containers that have ended, as far as they are kept.
-fn bounded_ended(mut ended: Ended) -> Ended {
-    ended.containers.truncate(MAX_ENDED);
-    ended.containers.retain(|id| id.len() <= MAX_ID_BYTES);
-    ended
-}
-
 /// Drops outdated reports of other replicas: otherwise each replica that comes and goes would leave some behind.
 fn forget_older<S: ProxyState>(of_pod: &mut OfPod<StoredReport<S>>) {
     let newest = of_pod.values().map(weight).max();
@@ -309,13 +294,13 @@ mod tests {
             fields: vec![long(); 100],
         };
         let shadow = Shadow { differences: (0..100).map(|_| difference()).collect(), ..Shadow::default() };
-        let traffic = bounded_traffic(Traffic { shadow: Some(shadow), ..Traffic::default() });
+        let traffic = Traffic { shadow: Some(shadow), ..Traffic::default() }.bounded();
         let differences = traffic.shadow.unwrap().differences;
         assert_eq!((differences.len(), differences[0].fields.len()), (MAX_SHADOW_DIFFERENCES, MAX_SHADOW_FIELDS));
         let bytes = [&differences[0].verb, &differences[0].name, &differences[0].fields[0]].map(String::len);
         assert_eq!(bytes, [32, 252, 512]);
         let other = Traffic { requests: 7, ..Traffic::default() };
-        assert_eq!(bounded_traffic(other.clone()), other);
+        assert_eq!(other.clone().bounded(), other);
     }
 
     #[test]

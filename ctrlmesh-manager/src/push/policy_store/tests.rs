@@ -35,6 +35,7 @@ pub(crate) fn receipt(pod: &str, epoch: u64) -> Receipt {
         digest: 0,
         refused: None,
         connected: true,
+        lost: false,
         last_contact: SystemTime::UNIX_EPOCH + Duration::from_secs(epoch),
         guards: Arc::default(),
         webhook: None,
@@ -212,7 +213,7 @@ fn the_receipt_of_a_connected_proxy_wins_over_clocks() {
     store.receive(None, &name("a"), Receipt { connected: false, ..here });
     let now = ahead.last_contact + Duration::from_hours(1);
     store.lose(&there, now);
-    let lost = Receipt { last_contact: now, ..ahead };
+    let lost = Receipt { lost: true, last_contact: now, ..ahead };
     assert_eq!(store.receipts()[&name("a")], lost, "nobody is connected to what is gone");
     store.lose(&there, now + Duration::from_hours(1));
     assert_eq!(store.receipts()[&name("a")], lost, "it was away before");

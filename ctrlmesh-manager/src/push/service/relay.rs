@@ -371,6 +371,7 @@ fn receive(push: &PushService, from: &Arc<str>, receipt: wire::Receipt) {
         digest: receipt.digest,
         refused: (!receipt.refused.is_empty()).then_some(receipt.refused),
         connected: receipt.connected,
+        lost: false,
         // The other clock may be ahead.
         last_contact: at.map_or_else(SystemTime::now, |at| at.min(SystemTime::now())),
         guards: receipt.guards.into(),

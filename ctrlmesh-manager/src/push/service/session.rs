@@ -313,6 +313,7 @@ impl Session {
             digest: delivery.in_force,
             refused: delivery.refused.clone(),
             connected,
+            lost: false,
             last_contact: SystemTime::now(),
             guards: delivery.guards.clone(),
             // Of a sidecar's pod, the node's proxy knows.

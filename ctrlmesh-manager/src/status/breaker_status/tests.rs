@@ -67,6 +67,7 @@ impl Bed {
             digest: self.plan.sendable()[&name].digest(),
             refused: None,
             connected: true,
+            lost: false,
             last_contact: SystemTime::UNIX_EPOCH,
             guards: open.iter().map(state).collect(),
             webhook: None,

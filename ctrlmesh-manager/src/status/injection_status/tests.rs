@@ -38,6 +38,7 @@ fn status(text: &str, pods: &str, refused: Option<&str>) -> FaultInjectionStatus
         digest: policy.digest(),
         refused: refused.map(str::to_owned),
         connected: true,
+        lost: false,
         last_contact: SystemTime::UNIX_EPOCH,
         guards: Arc::default(),
         webhook: None,

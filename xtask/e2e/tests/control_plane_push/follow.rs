@@ -256,6 +256,7 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
             digest: epoch,
             refused: refused.clone(),
             connected: true,
+            lost: false,
             last_contact: SystemTime::now(),
             guards: Arc::default(),
             webhook: None,

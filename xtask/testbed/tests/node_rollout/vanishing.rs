@@ -13,6 +13,7 @@ use crate::bed::{self, Kind, Operator, REPLICAS};
 use crate::elastic::{BUSY, owners};
 use crate::mesh::operator::NAME;
 use crate::mesh::{self, kubectl, until};
+use crate::pods::has;
 
 /// What the second node is called.
 const WORKER: &str = "worker";
@@ -28,7 +29,8 @@ impl Operator<'_> {
         self.rolled_out()
     }
 
-    /// Cuts the second node, and waits until the pods of the other one own everything and have written to what it had.
+    /// Cuts the second node, and waits until the pods of the other one own everything and have written to what it had:
+    /// before Kubernetes says that the node is away.
     fn vanish(self, worker: &Worker) -> Result<()> {
         let (table, pods) = self.owned_by_pods(REPLICAS)?;
         let (lost, rest): (Vec<&Value>, Vec<&Value>) =
@@ -44,6 +46,8 @@ impl Operator<'_> {
         worker.cut()?;
         let written = self.first_write(slots, &lost, since)?;
         let took = written.duration_since(since).as_secs_f64();
+        let node = mesh::json(self.space.cluster(), &["get", "node", worker.name()])?;
+        ensure!(has(&node, "Ready"), "Kubernetes knew it as soon: {}", node["status"]["conditions"]);
         writeln!(stderr(), "the node of {lost:?} vanished; the first write of another came {took:.3} s later")?;
         self.even(rest.len()).map(drop)
     }
