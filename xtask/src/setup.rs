@@ -22,7 +22,6 @@ pub mod versions;
 
 use self::nightly::Nightly;
 pub use assets::assets_problem;
-pub use packages::for_benches;
 pub(crate) use release::for_release;
 
 /// The programs of the test beds: name, Go package, and about how many seconds the first build takes on two cores.
@@ -232,6 +231,22 @@ impl Task {
             Self::Crane => step("build crane, a registry for tests, once per machine", seconds(30), build_crane),
         }
     }
+}
+
+/// Installs and builds what only benchmarks need. Who may not install packages goes without, and the tables say so.
+///
+/// # Errors
+/// Where something cannot be installed or built.
+pub fn for_benches() -> Result<()> {
+    packages::for_benches()?;
+    if tools::kwok().is_file() || !has_go() {
+        return Ok(());
+    }
+    step(
+        "build kwok, which simulates nodes and pods, for a benchmark, once per machine",
+        Duration::from_secs(90),
+        || build_tool(&tools::kwok(), "xtask/kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    )
 }
 
 /// What to do about Go, where it is not there, or too old. It builds the API server, and the operators of the tests.

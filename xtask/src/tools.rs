@@ -55,6 +55,9 @@ pub const HELMS: [&str; 2] = [HELM_3, HELM_4];
 /// The release of crane, as `xtask/crane/go.mod` names it.
 pub const CRANE: &str = "v0.22.1";
 
+/// The release of kwok, as `xtask/kwok/go.mod` names it.
+pub const KWOK: &str = "v0.8.0";
+
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
 
@@ -157,6 +160,11 @@ pub fn helm(release: &str) -> PathBuf {
 /// A client of registries, and a registry for tests.
 pub fn crane() -> PathBuf {
     cache().join("crane").join(CRANE).join("crane")
+}
+
+/// What simulates nodes and pods for a benchmark.
+pub fn kwok() -> PathBuf {
+    cache().join("kwok").join(KWOK).join("kwok")
 }
 
 /// The linker of the kernel programs, as we build it.

@@ -85,7 +85,7 @@ const NIGHTLY: Need =
 ///
 /// # Errors
 /// Where it cannot be installed.
-pub fn for_benches() -> Result<()> {
+pub(super) fn for_benches() -> Result<()> {
     let missing: Vec<Need> = OF_BENCHES.into_iter().filter(|need| !is_there(need)).collect();
     if missing.is_empty() || !may_install() {
         return Ok(());
