@@ -7,7 +7,7 @@ use crate::run::{cargo, run};
 use crate::{build_ebpf, setup};
 
 /// Benchmarks, and the crate and target that each is in.
-const BENCHES: [(&str, &str, &str); 14] = [
+const BENCHES: [(&str, &str, &str); 15] = [
     ("connect", "ctrlmesh-proxy", "connect"),
     ("decide", "ctrlmesh-proxy", "decide"),
     ("guard", "ctrlmesh-proxy", "decide"),
@@ -22,13 +22,14 @@ const BENCHES: [(&str, &str, &str); 14] = [
     ("webhook", "ctrlmesh-proxy", "webhook"),
     ("manager", "ctrlmesh-e2e", "manager"),
     ("fence", "ctrlmesh-e2e", "fence"),
+    ("scale", "ctrlmesh-e2e", "scale"),
 ];
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Which benchmark (connect, decide, guard, request, list, watch, rule, idle, profile, relay, spans,
-    /// webhook, manager or fence); without it, all of them
+    /// webhook, manager, fence or scale); without it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds

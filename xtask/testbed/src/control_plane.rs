@@ -41,6 +41,8 @@ pub struct Options {
     pub runtime_config: Vec<String>,
     /// Whether a kube-controller-manager runs. Default no.
     pub controller_manager: bool,
+    /// Further arguments of the kube-controller-manager. Default none.
+    pub controller_manager_arguments: Vec<String>,
     /// The API server, in another release than [`Tools`] finds.
     pub api_server: Option<PathBuf>,
 }
@@ -153,7 +155,7 @@ impl ControlPlane {
             this.wait_until_ready(number)?;
         }
         if options.controller_manager {
-            this.start_controller_manager(tools)?;
+            this.start_controller_manager(tools, &options.controller_manager_arguments)?;
         }
         Ok(this)
     }
@@ -288,7 +290,7 @@ impl ControlPlane {
         })
     }
 
-    fn start_controller_manager(&mut self, tools: &Tools) -> Result<()> {
+    fn start_controller_manager(&mut self, tools: &Tools, more: &[String]) -> Result<()> {
         let [secure] = free_ports()?;
         let key = self.pki.service_account_key.display();
         let mut arguments = vec![
@@ -302,6 +304,7 @@ impl ControlPlane {
             ["--bind-address=127.0.0.1", "--leader-elect=false", "--use-service-account-credentials"]
                 .map(str::to_owned),
         );
+        arguments.extend_from_slice(more);
         let command = self.location.command(&tools.controller_manager, &arguments);
         let log = self.folder.path().join("kube-controller-manager.log");
         self.controller_manager = Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);

@@ -1,22 +1,17 @@
 //! The objects of the manager's benchmark: one operator with half of the pods, and a thousand small operators.
 
-use std::fs;
-use std::path::PathBuf;
-
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
-use ctrlmesh_testbed::{ControlPlane, retry};
+use ctrlmesh_testbed::ControlPlane;
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::harness;
 use crate::pods::{self, OnePod};
-
-/// The manager's namespace.
-pub(crate) const SYSTEM: &str = "ctrlmesh-system";
+use crate::simulated::SYSTEM;
 
 /// ShardingConfigs in one namespace.
 pub(crate) const IN_ONE: usize = 10;
@@ -33,13 +28,12 @@ pub(crate) struct Cluster {
     pub(crate) large: usize,
     /// How many each small one has.
     pub(crate) each: usize,
-    folder: PathBuf,
 }
 
 /// A ShardingConfig's namespace and name.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    namespace: String,
+    pub(crate) namespace: String,
     name: String,
 }
 
@@ -65,7 +59,7 @@ impl Cluster {
             namespaces.create(&PostParams::default(), &object).await.unwrap();
             made.extend(pods::create(plane, &namespace, apps).await);
         }
-        let this = Self { client, pods: made, large, each, folder: plane.folder().to_owned() };
+        let this = Self { client, pods: made, large, each };
         let all = (0..small).map(Config::small).chain([Config::large()]);
         stream::iter(all.map(|config| this.change(config, 0))).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
         this
@@ -87,18 +81,6 @@ impl Cluster {
         });
         let force = PatchParams::apply("bench").force();
         configs.patch(&name, &force, &Patch::Apply(&wanted)).await.unwrap();
-    }
-
-    /// A file with whom the proxies believe to be the manager, once it has said so.
-    pub(crate) async fn authority(&self) -> PathBuf {
-        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &Config::large().namespace);
-        let authority = retry(|| async {
-            let map = maps.get("ctrlmesh-root-ca").await?;
-            anyhow::Ok(map.data.and_then(|mut data| data.remove("manager-ca.crt")))
-        });
-        let file = self.folder.join("bench-ca");
-        fs::write(&file, authority.await.unwrap().unwrap()).unwrap();
-        file
     }
 }
 

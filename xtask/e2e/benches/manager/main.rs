@@ -13,18 +13,21 @@ mod compiled;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 mod pods;
-mod processor;
 mod proxies;
+#[path = "../simulated/mod.rs"]
+mod simulated;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use cluster::{Cluster, Config, SYSTEM};
+use cluster::{Cluster, Config};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use harness::running::Manager;
-use processor::Spent;
 use proxies::Proxies;
 use rustls::crypto::aws_lc_rs;
+use simulated::link::ManagerAddress;
+use simulated::processor::Spent;
+use simulated::{SYSTEM, authority, connected, free_address};
 use tokio::time::{self, Instant};
 
 /// Simulated proxies.
@@ -41,9 +44,6 @@ const CHANGES: (usize, usize) = (10, 100);
 
 /// Within which all proxies are to be back.
 const BACK: Duration = Duration::from_secs(10);
-
-/// How often it is looked whether all are connected.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What is left alone between two changes, so that one is not the other's: a status is written once a second, that of
 /// an epoch and twice what proxies say of it.
@@ -78,11 +78,11 @@ async fn measure(count: usize, changes: (usize, usize)) {
     eprintln!("{count} pods made in {:?}", begun.elapsed());
     let address = free_address();
     let manager = start(&plane, address);
-    let ca = cluster.authority().await;
+    let ca = authority(&plane, &cluster.client, &Config::large().namespace).await;
     let idle = manager.resident_kilobytes().unwrap();
     let begun = Instant::now();
     let before = Spent::now();
-    let proxies = Proxies::start(&cluster.pods, address, &ca);
+    let proxies = Proxies::start(&cluster.pods, ManagerAddress { address, ca: &ca });
     connected(&manager, count).await;
     let mut measured = Costs { connected: begun.elapsed(), ..Costs::default() };
     tell("all connected", &manager, &before).await;
@@ -117,22 +117,6 @@ async fn measure(count: usize, changes: (usize, usize)) {
 
 fn start(plane: &ControlPlane, address: SocketAddr) -> Manager {
     Manager::start(plane, SYSTEM, &[&format!("--listen-grpc={address}")]).unwrap()
-}
-
-/// An address that no client gets as its own: one that dials while nobody listens there would meet itself.
-fn free_address() -> SocketAddr {
-    (20_000..30_000)
-        .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
-        .find(|address| TcpListener::bind(address).is_ok())
-        .unwrap()
-}
-
-/// Waits until so many proxies follow.
-async fn connected(manager: &Manager, count: usize) {
-    let count = u64::try_from(count).unwrap();
-    while manager.counted("ctrlmesh_manager_push_clients ").await.unwrap_or_default() < count {
-        time::sleep(LOOK_EVERY).await;
-    }
 }
 
 /// Tells what all that took, on the way.

@@ -35,6 +35,11 @@ impl Spent {
         spent
     }
 
+    /// Of the program of this name.
+    pub(crate) fn of(&self, name: &str) -> Duration {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+
     /// Since `before`. What ended meanwhile counts for nothing.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let since = |(name, time): (&String, &Duration)| {

@@ -52,6 +52,13 @@ impl Manager {
         Self::spawn(command)
     }
 
+    /// Starts another program.
+    pub(crate) fn start_program(program: &Path, arguments: &[String]) -> Result<Self> {
+        let mut command = supervised(program);
+        command.args(arguments);
+        Self::spawn(command)
+    }
+
     /// Starts what [`supervised`] began.
     fn spawn(mut command: Command) -> Result<Self> {
         command.env("RUST_LOG", "info").stdin(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
