@@ -105,9 +105,8 @@ impl Cluster {
     async fn until_ready(&self) {
         let begun = Instant::now();
         let within = READY_WITHIN * u32::try_from(self.pods().div_ceil(1000)).unwrap();
-        let ready = || (0..self.operators.count()).map(|number| self.operators.with(number, |one| one.ready())).sum();
         loop {
-            let ready: usize = ready();
+            let ready = self.operators.ready(0);
             if ready == self.pods() {
                 break;
             }

@@ -103,9 +103,9 @@ impl Holders {
         self.0.get(uid)
     }
 
-    /// How many are ready.
-    pub(crate) fn ready(&self) -> usize {
-        self.0.values().filter(|replica| replica.is_ready).count()
+    /// How many pods are ready that the rolling restart `round` made.
+    pub(crate) fn ready(&self, round: u32) -> usize {
+        self.0.values().filter(|replica| replica.is_ready && replica.round == round).count()
     }
 
     /// Whether there are so many pods, all ready and made by the rolling restart `round`, which hold all slots, each as

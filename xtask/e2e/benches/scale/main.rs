@@ -99,7 +99,9 @@ async fn measure(pods: usize, deaths: usize, idle: Duration) -> Row {
     time::sleep(idle).await;
     row.idle_share = Spent::now().since(&before).of(MANAGER).as_secs_f64() / idle.as_secs_f64();
     row.idle_kilobytes = cluster.manager.resident_kilobytes().unwrap();
+    eprintln!("idle: {:.3} of a core, {} kB", row.idle_share, row.idle_kilobytes);
     row.deaths = deaths::measure(&cluster, &proxies, deaths).await;
+    eprintln!("{:?}", row.deaths);
     restart::until_even(&cluster, 0).await;
     row.restart = restart::measure(&cluster).await;
     cluster.operators.assert_no_violation();

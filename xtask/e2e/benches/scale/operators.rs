@@ -113,6 +113,11 @@ impl Operators {
         seen
     }
 
+    /// How many pods of this round are ready.
+    pub(crate) fn ready(&self, round: u32) -> usize {
+        self.all.iter().map(|one| one.lock().unwrap().holders.ready(round)).sum()
+    }
+
     /// How many have pods of this round only, which own all, evenly.
     pub(crate) fn even(&self, round: u32) -> usize {
         let now = Instant::now();

@@ -39,7 +39,7 @@ pub(crate) async fn measure(cluster: &Cluster) -> Restart {
 /// # Panics
 /// Where two pods hold the same, or nothing happens for long.
 pub(crate) async fn until_even(cluster: &Cluster, round: u32) -> u64 {
-    let (mut most, mut kilobytes) = (0, 0);
+    let (mut most, mut kilobytes) = ((0, 0), 0);
     let (mut moved_at, mut told_at) = (Instant::now(), Instant::now());
     loop {
         cluster.operators.assert_no_violation();
@@ -48,12 +48,14 @@ pub(crate) async fn until_even(cluster: &Cluster, round: u32) -> u64 {
         if even == cluster.operators.count() {
             return kilobytes;
         }
-        if even > most {
-            (most, moved_at) = (even, Instant::now());
+        // Each operator restarts its pods one by one, so that the first one is done late.
+        let ready = cluster.operators.ready(round);
+        if (even, ready) > most {
+            (most, moved_at) = ((even, ready), Instant::now());
         }
         if told_at.elapsed() > TELL_EVERY {
             told_at = Instant::now();
-            eprintln!("{even} of {} operators are even", cluster.operators.count());
+            eprintln!("{even} of {} operators are even; {ready} pods are ready", cluster.operators.count());
         }
         let log = || cluster.manager.log().lines().rev().take(20).collect::<Vec<_>>().join("\n");
         assert!(moved_at.elapsed() < PATIENCE, "{even} operators are even, and no more come:\n{}", log());
