@@ -47,8 +47,9 @@ const DEATHS: (usize, usize) = (100, 20);
 /// For how long the manager is left alone, and with `--quick`.
 const IDLE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(5));
 
-/// What follows from one state takes this long before it is left alone.
-const CALM: Duration = Duration::from_secs(5);
+/// How long the manager may write what follows from the tables, such as shards and conditions, before it counts as
+/// left alone; and how much longer for each pod.
+const CALM: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(15));
 
 /// How often it is looked whether something has happened.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -94,7 +95,7 @@ async fn measure(pods: usize, deaths: usize, idle: Duration) -> Row {
     restart::until_even(&cluster, 0).await;
     row.settled = begun.elapsed();
     eprintln!("all connected after {:.1?}, settled after {:.1?}", row.connected, row.settled);
-    time::sleep(CALM).await;
+    time::sleep(CALM.0 + CALM.1 * u32::try_from(row.pods).unwrap()).await;
     let before = Spent::now();
     time::sleep(idle).await;
     row.idle_share = Spent::now().since(&before).of(MANAGER).as_secs_f64() / idle.as_secs_f64();
