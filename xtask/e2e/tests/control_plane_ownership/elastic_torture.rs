@@ -16,6 +16,7 @@ use crate::bed::{Bed, ROOT};
 use crate::blows::Blows;
 use crate::load::Load;
 use crate::moves::{UNCACHED, times};
+use crate::process::Process;
 use crate::random::Random;
 use crate::torture::{BRIEF, HANDOVERS_WANTED, MANY, UNOWNED, seed, wanted};
 use crate::{operators, pods};
@@ -68,7 +69,7 @@ struct Replicas {
     unready: BTreeSet<u16>,
     /// Of the present six, or seven, those that were not done yet.
     left: Vec<Kind>,
-    /// Whether a node vanishes after every six.
+    /// Whether a node vanishes once in each seven.
     vanish: bool,
 }
 
@@ -154,19 +155,32 @@ impl Torture {
     /// Nothing strikes meanwhile: it would start some of the processes again.
     async fn vanish(&mut self, node: u16) -> Result<()> {
         self.blows.end().await?;
+        // One that was killed just now is about to start again.
+        self.bed
+            .until("all processes on the node to run", async || {
+                let run = self.processes(node)?.iter().all(|process| process.runs());
+                ensure!(run, "some do not");
+                Ok(())
+            })
+            .await?;
         self.send(node, Signal::SIGSTOP)?;
         let shared = self.until_shared(|number| number % NODES != node).await;
-        self.send(node, Signal::SIGCONT)?;
-        shared
+        let resumed = self.send(node, Signal::SIGCONT);
+        shared.and(resumed)
     }
 
     /// Sends a signal to all processes on a node.
     fn send(&self, node: u16, signal: Signal) -> Result<()> {
+        self.processes(node)?.into_iter().try_for_each(|process| process.send(signal))
+    }
+
+    fn processes(&self, node: u16) -> Result<Vec<&Process>> {
+        let mut processes = Vec::new();
         for number in (0..self.replicas.count).filter(|number| number % NODES == node) {
             let pod = self.bed.pods.get(&name(number)).context("no such pod")?;
-            pod.proxy.iter().chain([&pod.operator]).try_for_each(|process| process.send(signal))?;
+            processes.extend(pod.proxy.iter().chain([&pod.operator]));
         }
-        Ok(())
+        Ok(processes)
     }
 
     async fn scale(&mut self, count: u16) -> Result<()> {

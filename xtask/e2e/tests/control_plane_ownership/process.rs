@@ -102,6 +102,11 @@ impl Process {
         Ok(())
     }
 
+    /// Whether it runs, or is stopped.
+    pub(crate) fn runs(&self) -> bool {
+        lock(&self.0).runs()
+    }
+
     /// Kills it, also where it is stopped.
     pub(crate) fn kill(&self) {
         lock(&self.0).kill();
