@@ -47,6 +47,9 @@ pub fn run_benches(options: &Options) -> Result<()> {
     let names = BENCHES.map(|(name, ..)| name).join(", ");
     ensure!(!chosen.is_empty(), "there is no such benchmark; there are {names}");
     setup::for_benches()?;
+    if chosen.iter().any(|(name, ..)| *name == "scale") {
+        setup::for_simulated_pods()?;
+    }
     build_ebpf::build()?;
     for (name, package, target) in chosen {
         let mut command = cargo(&["bench", "--package", package, "--locked"]);

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use crate::progress::{say, step};
 use crate::run::{root, run, succeeds, with_own_toolchain};
@@ -233,14 +233,24 @@ impl Task {
     }
 }
 
-/// Installs and builds what only benchmarks need. Who may not install packages goes without, and the tables say so.
+/// Installs what only benchmarks need. Who may not install packages goes without, and the tables say so.
 ///
 /// # Errors
-/// Where something cannot be installed or built.
+/// Where something cannot be installed.
 pub fn for_benches() -> Result<()> {
-    packages::for_benches()?;
-    if tools::kwok().is_file() || !has_go() {
+    packages::for_benches()
+}
+
+/// Builds what simulates nodes and pods.
+///
+/// # Errors
+/// Where it cannot be built.
+pub fn for_simulated_pods() -> Result<()> {
+    if tools::kwok().is_file() {
         return Ok(());
+    }
+    if let Some(problem) = missing_go() {
+        bail!("kwok is built with Go: {problem}");
     }
     step(
         "build kwok, which simulates nodes and pods, for a benchmark, once per machine",
@@ -442,6 +452,7 @@ mod tests {
             ("helm-v3", format!("helm.sh/helm/v3 {} ", tools::HELM_3)),
             ("helm-v4", format!("helm.sh/helm/v4 {} ", tools::HELM_4)),
             ("crane", format!("github.com/google/go-containerregistry {} ", tools::CRANE)),
+            ("kwok", format!("sigs.k8s.io/kwok {} ", tools::KWOK)),
         ];
         for (module, version) in versions {
             let text = fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();

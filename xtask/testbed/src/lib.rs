@@ -30,6 +30,8 @@ mod cluster;
 
 pub mod audit_log;
 
+pub mod holders;
+
 pub mod shares;
 
 pub mod witness;

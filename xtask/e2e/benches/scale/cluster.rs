@@ -97,7 +97,7 @@ impl Cluster {
         let change = &change;
         let restart = async |number: usize| {
             let path = format!("{}/{}", sets_path(&operators::namespace(number)), operators::name(number));
-            send(&self.client, "PATCH", &path, change).await.unwrap();
+            retry(|| send(&self.client, "PATCH", &path, change)).await.unwrap();
         };
         stream::iter(0..self.operators.count()).map(restart).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
     }

@@ -1,10 +1,11 @@
-//! Ends the containers of replicas, and measures how long their slots are nobody's.
+//! Ends the containers of replicas, and measures how long it takes from the report of that until others own their
+//! slots.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ctrlmesh_common::slots::COUNT;
-use ctrlmesh_common::wire::PodId;
+use ctrlmesh_common::wire::{MAX_ENDED, PodId};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::json;
@@ -21,7 +22,7 @@ use crate::{LOOK_EVERY, PATIENCE, send};
 /// nothing is written once a second.
 const PAUSE: Duration = Duration::from_millis(1500);
 
-/// How long it took, each in ascending order.
+/// How long it took from the report that a replica's container has ended, each in ascending order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deaths {
     /// Until the first of the other pods' proxies has the table that takes the slots away.
@@ -74,7 +75,7 @@ async fn die(cluster: &Cluster, proxies: &Proxies, number: usize, death: usize) 
     let begun = Instant::now();
     let id = PodId { namespace: operators::namespace(number), name: name.clone(), uid: uid.clone() };
     // Of those that ended before, the report goes on to speak.
-    let ended = (0..=restarts).map(|restart| format!("{uid}-{restart}")).collect();
+    let ended = (restarts.saturating_sub(MAX_ENDED - 1)..=restarts).map(|restart| format!("{uid}-{restart}")).collect();
     proxies.report_ended(&node, id, ended);
     let times = time::timeout(PATIENCE, follow(seen, &shard, others)).await;
     let (decided, moved) = times.unwrap_or_else(|_| panic!("{name} died, and its slots stay nobody's"));

@@ -8,7 +8,6 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "that is what it is for")]
 #![allow(clippy::large_futures, reason = "few, and never moved")]
 
-mod holders;
 mod operators;
 mod proxies;
 mod pods;
@@ -64,7 +63,8 @@ fn main() {
     let arguments: Vec<String> = env::args().collect();
     let quick = arguments.iter().any(|argument| argument == "--quick");
     // One size only, to look at it by itself.
-    let one = arguments.iter().skip_while(|argument| *argument != "--pods").nth(1).and_then(|pods| pods.parse().ok());
+    let one = arguments.iter().skip_while(|argument| *argument != "--pods").nth(1);
+    let one: Option<usize> = one.map(|pods| pods.parse().expect("--pods: a number"));
     let sizes = match one {
         Some(pods) => vec![pods],
         None if quick => SIZES_QUICK.to_vec(),

@@ -7,10 +7,9 @@ use std::sync::{Mutex, MutexGuard};
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::slots::Slot;
 use ctrlmesh_common::wire::PodId;
+use ctrlmesh_testbed::holders::{Holders, Violation};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-
-use crate::holders::{Holders, Violation};
 
 /// Operators in one namespace.
 const IN_ONE: usize = 10;

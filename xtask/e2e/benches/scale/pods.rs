@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ctrlmesh_common::names::label;
 use ctrlmesh_runtime::jitter::random;
+use ctrlmesh_testbed::retry;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt as _;
@@ -126,7 +127,7 @@ impl Follower {
             let (client, turns) = (self.client.clone(), self.turns.clone());
             self.under_way.spawn(async move {
                 let _turn = turns.acquire().await.unwrap();
-                tell(send(&client, "POST", &format!("{path}/binding"), &binding).await);
+                tell(&client, "POST", &format!("{path}/binding"), &binding).await;
             });
         } else if has_node && pod.metadata.deletion_timestamp.is_some() && !seen.ends {
             seen.ends = true;
@@ -147,7 +148,7 @@ impl Follower {
             // Of this pod, and of no other that has its name by then.
             let change = json!({"metadata": {"uid": uid}, "status": status});
             let _turn = turns.acquire().await.unwrap();
-            tell(send(&client, "PATCH", &format!("{path}/status"), &change).await);
+            tell(&client, "PATCH", &format!("{path}/status"), &change).await;
         });
     }
 
@@ -179,11 +180,15 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// A pod may be gone before something is said of it.
-fn tell(result: Result<Value, kube::Error>) {
-    match result {
-        Ok(_) => {}
-        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
-        Err(error) => eprintln!("{error}"),
+/// Says something of a pod, which may be gone by then. What fails is tried again.
+async fn tell(client: &Client, method: &str, path: &str, body: &Value) {
+    let told = retry(|| async {
+        match send(client, method, path, body).await {
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
+            result => result.map(drop),
+        }
+    });
+    if let Err(error) = told.await {
+        eprintln!("{method} {path}: {error}");
     }
 }

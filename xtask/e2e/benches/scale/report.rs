@@ -40,14 +40,21 @@ impl Row {
                 format!("{:.1?}; {:.1?}", self.connected, self.settled),
             ),
             ("idle: CPU of the manager, of one core", format!("{:.1} %", self.idle_share * 100.0)),
-            ("idle: resident memory of the manager", format!("{} MB", self.idle_kilobytes >> 10)),
-            ("a replica dies, until the first other proxy knows: p50 / p99 / longest", times(&self.deaths.decided)),
-            ("until all other proxies have its slots: p50 / p99 / longest", times(&self.deaths.moved)),
+            ("idle: resident memory of the manager", format!("{} MiB", self.idle_kilobytes >> 10)),
+            (
+                "from the report of a death until the first other proxy has the table that takes its slots away: \
+                 p50 / p99 / longest, ms",
+                times(&self.deaths.decided),
+            ),
+            ("until all other proxies have its slots: p50 / p99 / longest, ms", times(&self.deaths.moved)),
             ("rolling restart of all, until new pods own all slots evenly", format!("{took:.1?}")),
             ("CPU of the manager meanwhile", format!("{manager:.1?}")),
-            ("most resident memory meanwhile", format!("{} MB", kilobytes >> 10)),
+            ("most resident memory meanwhile", format!("{} MiB", kilobytes >> 10)),
             ("CPU of all programs meanwhile", spent.to_string()),
-            ("policies put in force in all; violations", format!("{}; {}", self.checked.0, self.checked.1)),
+            (
+                "policies put in force in all; slots that two pods held",
+                format!("{}; {}", self.checked.0, self.checked.1),
+            ),
         ]
     }
 }
@@ -68,6 +75,6 @@ pub(crate) fn print(rows: &[Row], deaths: usize) {
 
 fn times(times: &[Duration]) -> String {
     let at = |hundredths: usize| times.get(times.len().saturating_sub(1) * hundredths / 100).copied();
-    let at = |hundredths| at(hundredths).unwrap_or_default();
-    format!("{:.0?} / {:.0?} / {:.0?}", at(50), at(99), at(100))
+    let at = |hundredths| at(hundredths).unwrap_or_default().as_millis();
+    format!("{} / {} / {}", at(50), at(99), at(100))
 }
