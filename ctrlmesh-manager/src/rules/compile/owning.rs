@@ -202,7 +202,10 @@ impl<'a> Owners<'a> {
         // One that is held back is to have nothing that it does not have.
         let may_get = |owner: &&str| self.steady.contains(owner) || *owner == UNSHARDED;
         let wanted = |slot: &Slot| workload.load.and_then(|load| load.wanted.get(slot)).map(String::as_str);
-        let has = |slot: &Slot| wanted(slot).filter(may_get).or_else(|| present(current, *slot, None));
+        // What was taken away from it comes back only as other slots do.
+        let still_has = |slot: &Slot, owner: &&str| current.slots.get(slot).is_some_and(|one| one == owner);
+        let may_keep = |slot: &Slot| present(current, *slot, None).filter(|one| may_get(one) || still_has(slot, one));
+        let has = |slot: &Slot| wanted(slot).filter(may_get).or_else(|| may_keep(slot));
         let owned = |owner: &str| all.iter().filter(|slot| has(slot) == Some(owner)).collect();
         let serving = elastic().map(|share| share.name.as_str()).filter(|name| self.serving.contains(name));
         let mut owners: Vec<(&str, SlotSet)> = serving.map(|name| (name, owned(name))).collect();

@@ -38,6 +38,18 @@ fn what_a_pod_had_that_is_not_ready_goes_to_others() {
 }
 
 #[test]
+fn a_pod_that_is_back_before_others_have_its_slots_gets_none() {
+    let mut bed = settled();
+    bed.enrolled[1].ready = false;
+    bed.step();
+    assert!(bed.table.revoked.is_some());
+    bed.enrolled[1].ready = true;
+    bed.held_back.insert(bed.enrolled[1].uid.clone());
+    bed.settle();
+    assert_eq!(bed.owners(), [A, D].into());
+}
+
+#[test]
 fn a_pod_that_is_asked_to_end_owns_nothing_from_then_on() {
     let mut bed = settled();
     bed.enrolled[2].terminating = true;
