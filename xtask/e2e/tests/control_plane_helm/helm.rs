@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::ControlPlane;
+use ctrlmesh_testbed::{ControlPlane, until};
 use serde_json::Value;
 use xtask::{chart, helm, kubectl, tools};
 
@@ -87,5 +87,7 @@ pub(crate) fn with_prometheus_kinds(plane: &ControlPlane) -> Result<()> {
     ensure!(wanted.len() == names.len(), "{} definitions in {}", wanted.len(), bundle.display());
     ask(plane, &["apply", "--server-side", "--filename", "-"], &wanted.join("---\n"))?;
     let plurals = ["crd/podmonitors.monitoring.coreos.com", "crd/prometheusrules.monitoring.coreos.com"];
-    ask(plane, &[&["wait", "--for=condition=Established", "--timeout=120s"], &plurals[..]].concat(), "").map(drop)
+    let wait = [&["wait", "--for=condition=Established", "--timeout=10s"], &plurals[..]].concat();
+    // It fails where one has no conditions yet.
+    until("the definitions to be established", || Ok(ask(plane, &wait, "").ok().map(drop)))
 }
