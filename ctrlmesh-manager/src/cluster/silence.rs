@@ -125,13 +125,13 @@ impl Absences {
                 ProxyContact::Lost => {}
             }
         }
-        self.judge(&nodes);
+        self.decide(&nodes);
         let silent = nodes.into_iter().filter(|(node, _)| self.silent.contains(*node));
         silent.flat_map(|(_, pods)| pods.uids).collect()
     }
 
     /// Where too many are away, those that were silent before stay so, and no other one becomes so.
-    fn judge(&mut self, nodes: &BTreeMap<&str, NodePods<'_>>) {
+    fn decide(&mut self, nodes: &BTreeMap<&str, NodePods<'_>>) {
         let heard = nodes.values().filter(|pods| pods.heard > 0).count();
         let away = nodes.values().filter(|pods| pods.is_away()).count();
         let are_too_many = away * 100 > heard * MOST_PERCENT;
