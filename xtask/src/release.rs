@@ -23,6 +23,7 @@ mod chart_config;
 pub mod chart;
 mod archive;
 mod crates;
+mod licences;
 mod sbom;
 mod provenance;
 mod checklist;
@@ -39,8 +40,11 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The crate by which a program is known that has the kernel programs in it.
 const LOADS_KERNEL_PROGRAMS: &str = "ctrlmesh-intercept";
 
-/// What the kernel programs are built for.
-const KERNEL_TARGET: &str = "bpfel-unknown-none";
+/// The manifest of the workspace.
+const MANIFEST: &str = "Cargo.toml";
+
+/// The manifest of the kernel programs, their package, and what they are built for.
+const KERNEL: (&str, &str, &str) = ("ctrlmesh-ebpf/Cargo.toml", "ctrlmesh-ebpf", "bpfel-unknown-none");
 
 /// The lock files of what is released.
 const LOCKS: [&str; 2] = ["Cargo.lock", "ctrlmesh-ebpf/Cargo.lock"];
@@ -182,10 +186,15 @@ fn make(
     for platform in platforms {
         let unpacked = scratch.join("unpacked").join(platform.name());
         let libraries = Libraries::unpack(*platform, &debian.join(platform.name()), &unpacked)?;
+        let texts = scratch.join("licences").join(platform.name());
+        step("gather the texts of licences", Duration::from_secs(5), || licences::write(*platform, &texts))?;
         for image in programs::IMAGES {
-            built.push(programs::build(image, &libraries, *platform, &scratch.join("images"))?);
+            let program = programs::build(image, &libraries, *platform, &scratch.join("images"))?;
+            libraries.add_licences(&program.files)?;
+            licences::add(&texts, &program.files)?;
+            built.push(program);
         }
-        archive::pack(*platform, &built, &source, scratch, out)?;
+        archive::pack(*platform, &built, &texts, &source, scratch, out)?;
         packages.extend(libraries.packages);
     }
     let images = programs::IMAGES.iter().map(|image| write_image(*image, &built, &source, scratch, out));
@@ -221,10 +230,11 @@ fn write_image(
 fn write_bills(made: &Made, out: &Path) -> Result<()> {
     let rust = said(Command::new("rustc").arg("--version").current_dir(root()))?;
     let rust = rust.split(' ').nth(1).context("the version of rustc")?;
-    let kernel = Crates::of("ctrlmesh-ebpf/Cargo.toml", "ctrlmesh-ebpf", KERNEL_TARGET)?;
+    let (manifest, package, target) = KERNEL;
+    let kernel = Crates::of(manifest, package, target)?;
     for program in &made.programs {
         let (image, platform) = (program.image, program.platform);
-        let crates = Crates::of("Cargo.toml", program.package(), platform.target())?;
+        let crates = Crates::of(MANIFEST, program.package(), platform.target())?;
         let loads = crates.all.keys().any(|(name, _)| name == LOADS_KERNEL_PROGRAMS);
         let archive = made.images.iter().find(|archive| archive.image == image).context("an image's archive")?;
         let manifest = archive.manifests.iter().find(|(of, _)| *of == platform).context("an image's manifest")?;

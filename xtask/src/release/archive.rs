@@ -15,13 +15,15 @@ use crate::source::Source;
 /// The file that lists the checksums.
 pub(crate) const SUMS: &str = "SHA256SUMS";
 
-/// Packs the programs of a platform, with our licence, into `NAME.tar.gz`, in which they are in the folder `NAME`.
+/// Packs the programs of a platform, with our licence and the folder of all texts of licences, into `NAME.tar.gz`, in
+/// which they are in the folder `NAME`.
 ///
 /// # Errors
 /// Where a file cannot be written.
 pub(crate) fn pack(
     platform: Platform,
     programs: &[Program],
+    licences: &Path,
     source: &Source,
     scratch: &Path,
     out: &Path,
@@ -34,6 +36,7 @@ pub(crate) fn pack(
         fs::copy(program.path(), folder.join(program.image.program()))?;
     }
     fs::copy(root().join("LICENSE"), folder.join("LICENSE"))?;
+    super::licences::add(licences, &folder)?;
     let tar = scratch.join("programs.tar");
     oci::tar(&parent, &tar, source.seconds)?;
     oci::gzip(&tar, &out.join(format!("{name}.tar.gz")))
@@ -94,14 +97,15 @@ mod tests {
     /// Packs a program in a new folder; gives the folder, and the bytes of the archive.
     fn packed(text: &str) -> (tempfile::TempDir, Vec<u8>) {
         let folder = tempfile::tempdir().unwrap();
-        let [files, out] = ["files", "out"].map(|name| folder.path().join(name));
-        for folder in [&files, &out] {
+        let [files, licences, out] = ["files", "texts", "out"].map(|name| folder.path().join(name));
+        for folder in [&files, &licences, &out] {
             fs::create_dir(folder).unwrap();
         }
         fs::write(files.join("ctrlmesh"), text).unwrap();
+        fs::write(licences.join("THIRD-PARTY.txt"), "theirs").unwrap();
         let program = Program { image: Image::Cli, platform: Platform::Arm64, files, is_tried: false };
         let source = Source::new("c0ffee", 1_700_000_000).unwrap();
-        pack(Platform::Arm64, &[program], &source, folder.path(), &out).unwrap();
+        pack(Platform::Arm64, &[program], &licences, &source, folder.path(), &out).unwrap();
         write_sums(&out, &source).unwrap();
         let name = format!("ctrlmesh-{}-linux-arm64.tar.gz", env!("CARGO_PKG_VERSION"));
         let bytes = fs::read(out.join(name)).unwrap();

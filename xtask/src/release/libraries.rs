@@ -17,16 +17,27 @@ use crate::progress::step;
 use crate::run::run;
 use crate::source::said;
 
-/// Debian's packages, and their licences: Debian writes these for people, and not by their names in SPDX.
+/// Debian's packages with the libraries, and their licences: Debian writes these for people, and not by their names in
+/// SPDX.
 const PACKAGES: [(&str, &str); 2] =
     [("libc6", "LGPL-2.1-or-later"), ("libgcc-s1", "GPL-3.0-or-later WITH GCC-exception-3.1")];
+
+/// Of these, images have nothing but texts of licences.
+const WITH_TEXTS: [&str; 2] = ["gcc-12-base", "base-files"];
+
+/// Who holds the rights in the libraries, and under what licences.
+const COPYRIGHTS: [&str; 2] = ["usr/share/doc/libc6/copyright", "usr/share/doc/libgcc-s1/copyright"];
+
+/// The texts of the licences by which the libraries may be passed on, in all versions.
+const TEXTS: [&str; 5] = ["GPL-2", "GPL-3", "LGPL-2", "LGPL-2.1", "LGPL-3"];
 
 /// A package of Debian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
-    pub(crate) licence: &'static str,
+    /// Of its library; none where it only has texts.
+    pub(crate) licence: Option<&'static str>,
     pub(crate) platform: Platform,
     /// SHA-256 of its file.
     pub(crate) sha256: String,
@@ -70,7 +81,7 @@ pub(crate) fn fetch(platform: Platform, folder: &Path) -> Result<()> {
     };
     step(&format!("fetch Debian's C library for {}", platform.name()), Duration::from_secs(10), || {
         apt(&["update"])?;
-        apt(&[&["download"], &PACKAGES.map(|(name, _)| name)[..]].concat())
+        apt(&[&["download"], &PACKAGES.map(|(name, _)| name)[..], &WITH_TEXTS].concat())
     })?;
     Ok(fs::remove_dir_all(state)?)
 }
@@ -83,7 +94,8 @@ impl Libraries {
     pub(crate) fn unpack(platform: Platform, from: &Path, into: &Path) -> Result<Self> {
         let (mut packages, files) = (Vec::new(), archives(from)?);
         fs::create_dir_all(into)?;
-        for (name, licence) in PACKAGES {
+        let libraries = PACKAGES.map(|(name, licence)| (name, Some(licence)));
+        for (name, licence) in libraries.into_iter().chain(WITH_TEXTS.map(|name| (name, None))) {
             let prefix = format!("{name}_");
             let is_it =
                 |file: &&PathBuf| file.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&prefix));
@@ -122,6 +134,16 @@ impl Libraries {
         let loader = files.join(loader.strip_prefix("/").context("a loader without a path")?);
         copy(&self.folder.join(at).join(loader_file), &loader)?;
         Ok(loader)
+    }
+
+    /// Copies the licences of the libraries to where Debian has them.
+    ///
+    /// # Errors
+    /// Where the packages do not have them.
+    pub(crate) fn add_licences(&self, files: &Path) -> Result<()> {
+        let texts = TEXTS.map(|name| format!("usr/share/common-licenses/{name}"));
+        let mut all = COPYRIGHTS.into_iter().chain(texts.iter().map(String::as_str));
+        all.try_for_each(|path| copy(&self.folder.join(path), &files.join(path)))
     }
 }
 
@@ -180,7 +202,7 @@ mod tests {
     #[test]
     fn the_sign_for_a_space_in_urls_is_escaped_in_a_version() {
         let (name, version) = ("libc6".to_owned(), "2.36-9+deb12u14".to_owned());
-        let package = Package { name, version, licence: "", platform: Platform::Arm64, sha256: String::new() };
+        let package = Package { name, version, licence: None, platform: Platform::Arm64, sha256: String::new() };
         assert_eq!(package.purl(), "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=arm64&distro=bookworm");
     }
 }

@@ -67,7 +67,7 @@ mod tests {
         let packages = [Package {
             name: "libc6".to_owned(),
             version: "2.36".to_owned(),
-            licence: "",
+            licence: None,
             platform: Platform::Amd64,
             sha256: "34".to_owned(),
         }];

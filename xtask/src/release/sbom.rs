@@ -65,7 +65,8 @@ fn components(contents: &Contents<'_>) -> Vec<Value> {
         set(&mut components, &crates.root, "type", json!("application"));
     }
     set(&mut components, &contents.crates.root, "hashes", hashes(contents.program));
-    components.extend(contents.packages.iter().map(|package| {
+    components.extend(contents.packages.iter().filter_map(|package| {
+        let licence = package.licence?;
         let component = json!({
             "type": "library",
             "bom-ref": package.purl(),
@@ -73,9 +74,9 @@ fn components(contents: &Contents<'_>) -> Vec<Value> {
             "version": package.version,
             "purl": package.purl(),
             "hashes": hashes(&package.sha256),
-            "licenses": [{"expression": package.licence}],
+            "licenses": [{"expression": licence}],
         });
-        (package.purl(), component)
+        Some((package.purl(), component))
     }));
     let library = standard_library(contents.rust);
     components.insert(
@@ -122,7 +123,7 @@ fn component(id: &Id, one: &Crate) -> Value {
 fn dependencies(contents: &Contents<'_>, image: &str) -> Vec<Value> {
     let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let program = reference(&contents.crates.root);
-    let packages = contents.packages.iter().map(Package::purl);
+    let packages = contents.packages.iter().filter(|package| package.licence.is_some()).map(Package::purl);
     all.entry(image.to_owned()).or_default().extend([program.clone()].into_iter().chain(packages));
     for crates in [Some(contents.crates), contents.kernel].into_iter().flatten() {
         for (from, to) in &crates.links {
@@ -172,13 +173,20 @@ mod tests {
 
     fn made() -> Value {
         let source = Source::new("c0ffee", 1_700_000_000).unwrap();
-        let packages = [Package {
+        let with_texts = Package {
+            name: "base-files".to_owned(),
+            version: "12".to_owned(),
+            licence: None,
+            platform: Platform::Arm64,
+            sha256: "90".to_owned(),
+        };
+        let library = Package {
             name: "libc6".to_owned(),
             version: "2.36-9+deb12u14".to_owned(),
-            licence: "LGPL-2.1-or-later",
+            licence: Some("LGPL-2.1-or-later"),
             platform: Platform::Arm64,
             sha256: "56".to_owned(),
-        }];
+        };
         document(&Contents {
             name: "ctrlmesh.dev/proxy:1.0.0",
             platform: Platform::Arm64,
@@ -186,7 +194,7 @@ mod tests {
             program: "78",
             crates: &crates("ctrlmesh-proxy", &[("rustls", Some("12")), ("ctrlmesh-common", None)]),
             kernel: Some(&crates("ctrlmesh-ebpf", &[("aya-ebpf", Some("34")), ("ctrlmesh-common", None)])),
-            packages: &packages,
+            packages: &[library, with_texts],
             rust: "1.95.0",
             source: &source,
         })
@@ -201,6 +209,7 @@ mod tests {
         for name in ["aya-ebpf", "ctrlmesh-common", "ctrlmesh-ebpf", "ctrlmesh-proxy", "libc6", "rust-std", "rustls"] {
             assert_eq!(names.iter().filter(|one| *one == name).count(), 1, "{name}: {names:?}");
         }
+        assert!(!names.contains(&"base-files".to_owned()), "images have texts of it alone");
         assert!(components.iter().all(|one| one["licenses"][0]["expression"].is_string() && one["purl"].is_string()));
         let by_name = |name: &str| components.iter().find(|one| one["name"] == name).unwrap();
         let sha256 = |name: &str| by_name(name)["hashes"][0]["content"].as_str().map(str::to_owned);
