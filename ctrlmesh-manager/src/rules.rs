@@ -1,6 +1,7 @@
 //! Turns ShardingConfigs and pods into policies, without any I/O.
 
 pub mod object_name;
+pub mod shared;
 pub mod pod;
 pub mod workload;
 pub mod metric;

@@ -11,6 +11,7 @@ use ctrlmesh_manager::rules::compile::{Compiled, World, compile};
 use ctrlmesh_manager::rules::manifest::Manifests;
 use ctrlmesh_manager::rules::pod::Member;
 use ctrlmesh_manager::rules::shard::Labelling;
+use ctrlmesh_manager::rules::shared::Shared;
 
 fn cases() -> io::Result<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile");
@@ -26,7 +27,7 @@ fn compiled(case: &Path) -> Result<Compiled> {
     let before = case.join("before.yaml");
     let before: Compiled =
         if before.exists() { serde_saphyr::from_str(&fs::read_to_string(before)?)? } else { Compiled::default() };
-    let members: Vec<Member> = manifests.pods.iter().map(Member::from).collect();
+    let members: Vec<_> = manifests.pods.iter().map(|pod| Shared::from(Member::from(pod))).collect();
     let labelling = Labelling::default();
     let world = World {
         configs: &manifests.configs,

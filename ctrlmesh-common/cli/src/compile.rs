@@ -11,6 +11,7 @@ use clap::Args;
 use ctrlmesh_manager::config::LabelArgs;
 use ctrlmesh_manager::rules::compile::{Compiled, World, compile};
 use ctrlmesh_manager::rules::pod::Member;
+use ctrlmesh_manager::rules::shared::Shared;
 
 use crate::files::{exit_code, manifests};
 
@@ -38,7 +39,7 @@ impl Compile {
             }
             None => Compiled::default(),
         };
-        let members: Vec<Member> = manifests.pods.iter().map(Member::from).collect();
+        let members: Vec<_> = manifests.pods.iter().map(|pod| Shared::from(Member::from(pod))).collect();
         let world = World {
             configs: &manifests.configs,
             breakers: &manifests.breakers,

@@ -106,7 +106,8 @@ async fn make(arguments: &Arguments) -> Result<Plan, PlanError> {
     let connection = Connection::of(&arguments.cluster).await?;
     let live = Live::read(&connection.client).await?;
     let (mut changes, mut admitted) = (Vec::new(), live.configs.clone());
-    for mut root in wanted.into_iter().filter(|config| config.spec.root.is_some()) {
+    for root in wanted.into_iter().filter(|config| config.spec.root.is_some()) {
+        let mut root = root.into_inner();
         root.metadata.namespace.get_or_insert_with(|| connection.namespace.clone());
         changes.push(live.change(&root, &admitted)?);
         admitted.retain(|one| !is_same(&root, one));

@@ -24,6 +24,7 @@ use crate::rules::label_scheme::Scheme;
 use crate::rules::object_name;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, Labelling};
+use crate::rules::shared::each;
 use crate::rules::validate::{self, Report};
 
 mod patch;
@@ -250,11 +251,11 @@ fn of_config(
 /// Checks a ShardingConfig by itself, and against other ShardingConfigs, pods, served and labelled resources.
 fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let namespace = object_name::namespace(&config.metadata);
-    let near = snapshot.configs.iter().filter(|other| {
+    let near = each(&snapshot.configs).filter(|other| {
         other.metadata.namespace.as_deref() == Some(namespace) && other.metadata.deletion_timestamp.is_none()
     });
     let near: Vec<ShardingConfig> = near.cloned().collect();
-    let pods = snapshot.members.iter().filter(|pod| pod.name.namespace == namespace);
+    let pods = each(&snapshot.members).filter(|pod| pod.name.namespace == namespace);
     let pods: Vec<&Member> = pods.collect();
     let mut report = validate::sharding_config(config, &near, Some(&pods));
     if report.errors.is_empty() {
@@ -282,7 +283,7 @@ fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
 /// is reported elsewhere.
 fn labelled_by(snapshot: &Snapshot, config: Option<&ShardingConfig>) -> Option<impl Fn(&str, &str) -> bool> {
     let listed = snapshot.listed.as_deref().map(KindList::read)?.ok()?;
-    let roots = snapshot.configs.iter().chain(config).filter_map(|config| config.spec.root.as_ref());
+    let roots = each(&snapshot.configs).chain(config).filter_map(|config| config.spec.root.as_ref());
     let named: Vec<NamedResources> = roots.map(labels::named_resources).collect();
     Some(move |group: &str, resource: &str| {
         let Some(kind) = snapshot.served.kind(group, resource) else { return true };

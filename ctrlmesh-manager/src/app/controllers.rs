@@ -34,6 +34,7 @@ use crate::rollout::RolloutMetrics;
 use crate::rollout::controller::RolloutController;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::rollout::Decisions;
+use crate::rules::shared::{Shared, each};
 use crate::status::cluster_writer::ClusterWriter;
 use crate::status::compute::Contact;
 use crate::status::rules_writer::RulesWriter;
@@ -107,7 +108,7 @@ pub(super) fn start(context: &Context, background: Client, counted: ControllerMe
         client: context.client.clone(),
         recorder: EventRecorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || receipts.contacts(),
-        labels: move |configs: &[ShardingConfig]| (reported.unlabelled(), reported.progress.coverages(configs)),
+        labels: move |configs: &[Shared<ShardingConfig>]| (reported.unlabelled(), reported.progress.coverages(configs)),
         fences: context.fences.subscribe(),
         rollouts: decisions.subscribe(),
         ownerships: findings.subscribe(),
@@ -267,7 +268,7 @@ fn enrolled_pods(plan: &Plan) -> Vec<EnrolledPod> {
         node: member.node.clone().filter(|_| member.redirect != Redirect::Nowhere),
         policy: plan.sendable().get(&member.name).cloned(),
     };
-    let members = plan.snapshot.members.iter().filter(|member| member.enrolled() && !member.ended);
+    let members = each(&plan.snapshot.members).filter(|member| member.enrolled() && !member.ended);
     members.map(enrolled_pod).collect()
 }
 
@@ -356,7 +357,7 @@ mod tests {
         let mut manifests = Manifests::default();
         manifests.read(text).unwrap();
         let snapshot = Snapshot {
-            members: manifests.pods.iter().map(Member::from).collect(),
+            members: manifests.pods.iter().map(|pod| Member::from(pod).into()).collect(),
             configs: manifests.configs,
             ..Snapshot::default()
         };

@@ -145,8 +145,8 @@ fn by_hand<'a>(near: &[&'a ShardingConfig], plan: &Plan) -> Vec<Audited<'a>> {
 
 fn selects_a_pod(config: &ShardingConfig, plan: &Plan) -> bool {
     let selector = config.spec.selector.as_ref().and_then(|selector| Selector::try_from(selector).ok());
-    let near = plan.snapshot.members.iter().filter(|pod| pod.name.namespace == namespace(&config.metadata));
-    let mut staying = near.filter(|pod| pod.enrolled() && !pod.terminating);
+    let near = plan.snapshot.members_in(namespace(&config.metadata));
+    let mut staying = near.iter().filter(|pod| pod.enrolled() && !pod.terminating);
     selector.is_some_and(|selector| staying.any(|pod| selector.matches(&pod.labels)))
 }
 

@@ -30,6 +30,7 @@ use crate::rules::label_scheme::{Scheme, SchemeError};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member};
 use crate::rules::shard::Labelling;
+use crate::rules::shared::Shared;
 use crate::rules::workload::{DeploymentInfo, SetInfo};
 use crate::telemetry;
 
@@ -66,10 +67,10 @@ pub struct Cache {
 
 #[derive(Debug, Default)]
 struct State {
-    configs: ObjectStore<ShardingConfig>,
+    configs: ObjectStore<Shared<ShardingConfig>>,
     breakers: ObjectStore<CachedBreaker>,
     injections: ObjectStore<CachedInjection>,
-    members: ObjectStore<Member>,
+    members: ObjectStore<Shared<Member>>,
     namespaces: ObjectStore<NamespaceInfo>,
     sets: ObjectStore<SetInfo>,
     deployments: ObjectStore<DeploymentInfo>,
@@ -78,7 +79,7 @@ struct State {
     /// Not part of `synced`: it only serves warnings.
     listed: ObjectStore<String>,
     /// By namespace.
-    unenrolled: BTreeMap<String, ObjectStore<Member>>,
+    unenrolled: BTreeMap<String, ObjectStore<Shared<Member>>>,
     stopped: StoppedPods,
     /// Handlers. Not part of `synced`: of a class that is not known, its name says enough.
     runtimes: ObjectStore<String>,
@@ -108,7 +109,7 @@ impl Cache {
             |state| &mut state.configs,
             |mut config| {
                 config.metadata.managed_fields = None;
-                (full_name(&config.metadata), config)
+                (full_name(&config.metadata), Shared::from(config))
             },
         ));
         let breakers = watcher(Api::<CircuitBreaker>::all(client.clone()), config.clone());
@@ -119,7 +120,7 @@ impl Cache {
         drain.spawn_until_started(this().follow(
             pods,
             |state| &mut state.members,
-            |pod| (full_name(&pod.metadata), Member::from(&pod)),
+            |pod| (full_name(&pod.metadata), Shared::from(Member::from(&pod))),
         ));
         let namespaces = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
         let namespaces = watcher(namespaces, config.clone());
@@ -201,11 +202,14 @@ impl Cache {
     pub fn snapshot(&self) -> Snapshot {
         let state = lock(&self.state);
         let (sets, deployments) = (&state.sets.current, &state.deployments.current);
+        // They are known by `NAMESPACE/NAME`, of which `a-b/c` comes before `a/c`.
+        let mut members: Vec<_> = state.members.current.values().map(|one| as_it_runs(one, &state)).collect();
+        members.sort_by(|one, other| one.name.cmp(&other.name));
         Snapshot {
             configs: state.configs.current.values().cloned().collect(),
             breakers: state.breakers.current.values().map(|one| one.read.clone()).collect(),
             injections: state.injections.current.values().map(|one| one.read.clone()).collect(),
-            members: state.members.current.values().map(|one| as_it_runs(one, &state)).collect(),
+            members,
             namespaces: state.namespaces.current.keys().cloned().collect(),
             first_ordinals: sets.iter().map(|(name, set)| (name.clone(), set.first_ordinal)).collect(),
             set_accounts: sets.iter().map(|(name, set)| (name.clone(), set.account.clone())).collect(),
@@ -239,7 +243,7 @@ impl Cache {
 
     /// What `read` finds in ShardingConfigs, by `NAMESPACE/NAME`. Nothing else is copied.
     pub fn in_configs<T>(&self, read: impl Fn(&ShardingConfig) -> Option<T>) -> BTreeMap<String, T> {
-        let of = |(name, config): (&String, &ShardingConfig)| Some((name.clone(), read(config)?));
+        let of = |(name, config): (&String, &Shared<ShardingConfig>)| Some((name.clone(), read(config)?));
         lock(&self.state).configs.current.iter().filter_map(of).collect()
     }
 

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
+use crate::rules::shared::Shared;
 
 /// What is known of one pod.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,8 +31,8 @@ impl Comebacks {
     /// by time alone.
     pub(super) fn follow(
         &mut self,
-        configs: &[ShardingConfig],
-        members: &[Member],
+        configs: &[Shared<ShardingConfig>],
+        members: &[Shared<Member>],
         now: Instant,
     ) -> (BTreeSet<String>, Option<Instant>) {
         let mut roots: BTreeMap<&str, Vec<(&Root, Duration)>> = BTreeMap::new();
@@ -98,7 +99,7 @@ mod tests {
     }
 
     /// Elastic roots of the sets `a` and `b`, and of `slow` with another time, and one of `even`.
-    fn roots() -> Vec<ShardingConfig> {
+    fn roots() -> Vec<Shared<ShardingConfig>> {
         let root = |set: &str, more: &str| {
             format!(
                 "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
@@ -112,7 +113,7 @@ mod tests {
             root("slow", ", elastic: {settle: 2m}"),
             root("even", ", everyShardReplicas: 1"),
         ];
-        read_sharding_configs(&all.join("---\n")).unwrap()
+        read_sharding_configs(&all.join("---\n")).unwrap().into_iter().map(Shared::from).collect()
     }
 
     #[test]
@@ -120,7 +121,7 @@ mod tests {
         let (mut comebacks, start) = (Comebacks::default(), Instant::now());
         let mut at = |seconds: u64, ready: bool| {
             let now = start + Duration::from_secs(seconds);
-            let (held, due) = comebacks.follow(&roots(), &[pod("a", ready), pod("b", true)], now);
+            let (held, due) = comebacks.follow(&roots(), &[pod("a", ready).into(), pod("b", true).into()], now);
             assert!(!held.contains("b") && held.is_empty() == due.is_none());
             due.map(|due| due.duration_since(start).as_secs())
         };
@@ -146,14 +147,14 @@ mod tests {
             [("x", true, false), ("x", false, false), ("x", true, true), ("y", true, false), ("x", true, false)]
         {
             let pod = Member { uid: uid.to_owned(), ..pod("a", ready) };
-            assert_eq!(!comebacks.follow(&roots(), &[pod], now).0.is_empty(), held, "{uid}");
+            assert_eq!(!comebacks.follow(&roots(), &[pod.into()], now).0.is_empty(), held, "{uid}");
         }
     }
 
     #[test]
     fn a_root_says_how_long() {
         let (mut comebacks, now) = (Comebacks::default(), Instant::now());
-        let mut at = |ready| comebacks.follow(&roots(), &[pod("slow", ready), pod("even", ready)], now);
+        let mut at = |ready| comebacks.follow(&roots(), &[pod("slow", ready).into(), pod("even", ready).into()], now);
         assert_eq!([at(true).0.len(), at(false).0.len()], [0, 0]);
         assert_eq!(at(true), (["slow".to_owned()].into(), Some(now + Duration::from_mins(2))));
     }

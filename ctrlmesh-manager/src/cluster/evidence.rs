@@ -22,8 +22,9 @@ use crate::cluster::plan::{Plan, Plans};
 use crate::leader::lease::Leadership;
 use crate::rules::evidence::{self, Evidences, Observed, RootEvidence};
 use crate::rules::fenced::{is_fenced, is_server_fenced};
-use crate::rules::object_name::{full_name, resource_version};
+use crate::rules::object_name::{full_name, namespace, resource_version};
 use crate::rules::pod::PodName;
+use crate::rules::shared::each;
 
 mod lapsing;
 
@@ -278,8 +279,7 @@ fn in_force(
     receipts: &BTreeMap<PodName, InForce>,
     sent: &mut BTreeMap<String, Sent>,
 ) -> BTreeMap<String, u64> {
-    let namespace = root.metadata.namespace.as_ref();
-    let members = plan.snapshot.members.iter().filter(|pod| Some(&pod.name.namespace) == namespace);
+    let members = plan.snapshot.members_in(namespace(&root.metadata));
     let mut acknowledged = BTreeMap::new();
     let mut still_sent = BTreeMap::new();
     for pod in members {
@@ -300,7 +300,7 @@ fn in_force(
 
 /// Roots that are fenced, with their names and written tables.
 fn roots(plan: &Plan) -> impl Iterator<Item = (String, &ShardingConfig, &Ownership)> {
-    let fenced = plan.snapshot.configs.iter().filter(|config| config.spec.root.as_ref().is_some_and(is_fenced));
+    let fenced = each(&plan.snapshot.configs).filter(|config| config.spec.root.as_ref().is_some_and(is_fenced));
     fenced.filter_map(|root| Some((full_name(&root.metadata), root, root.status.as_ref()?.ownership.as_ref()?)))
 }
 

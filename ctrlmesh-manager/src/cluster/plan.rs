@@ -1,6 +1,7 @@
 //! Compiles the cluster's state whenever it changes, once for all users of the plan.
 //!
-//! The push service, the cluster writer and admission read the same plan.
+//! The push service, the cluster writer and admission read the same plan. What follows in one namespace follows from
+//! that namespace alone: so only those are compiled anew in which something changed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,6 +20,10 @@ use crate::drain::Drain;
 use crate::rules::compile::{self, Compiled, PoliciesByPod, Record};
 use crate::rules::fenced::is_handing_back;
 use crate::rules::object_name::full_name;
+
+mod changes;
+
+use changes::Changed;
 
 /// How long changes are collected before they are compiled: a rollout brings many at once. If compiling took
 /// longer, the pause is as long as that.
@@ -75,7 +80,7 @@ async fn follow(
 ) {
     cache.synced().await;
     let mut changes = cache.changes();
-    let mut last = Arc::<Plan>::default();
+    let (mut last, mut unsettled) = (Arc::<Plan>::default(), BTreeSet::new());
     let (mut troubles, mut comebacks) = (Vec::new(), Comebacks::default());
     loop {
         changes.mark_unchanged();
@@ -85,10 +90,11 @@ async fn follow(
         let gathered = evidence.borrow_and_update().clone();
         let (follows, gathered) = (gathered.is_none(), gathered.unwrap_or_default());
         let snapshot = Snapshot { evidence: gathered, follows, held_back, ..snapshot };
-        let before = Arc::clone(&last);
+        let (before, changing) = (Arc::clone(&last), unsettled.clone());
         // Compiling for thousands of pods would block the runtime.
-        match task::spawn_blocking(move || of(snapshot, before.sendable())).await {
-            Ok(plan) => {
+        match task::spawn_blocking(move || after(&before, snapshot, changing)).await {
+            Ok((plan, other)) => {
+                unsettled = other;
                 let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
                 new.for_each(|one| warn!(object = %one.object, problem = %one.message, "refused"));
                 troubles.clone_from(&plan.compiled.troubles);
@@ -127,9 +133,30 @@ async fn proved(evidence: &mut watch::Receiver<LeadersEvidence>) {
     }
 }
 
+/// The plan that follows `last`, and the namespaces in which it is another one. Those in which `last` was are compiled
+/// anew, too: what follows may depend on the policies of before.
+fn after(last: &Plan, snapshot: Snapshot, unsettled: BTreeSet<String>) -> (Plan, BTreeSet<String>) {
+    let mut namespaces = match Changed::between(&last.snapshot, &snapshot) {
+        Changed::In(namespaces) => namespaces,
+        Changed::All => &last.snapshot.all_namespaces() | &snapshot.all_namespaces(),
+    };
+    namespaces.extend(unsettled);
+    let part = snapshot.part(&namespaces);
+    let world = part.world(snapshot.world());
+    let new = compile::compile(world, last.sendable());
+    let mut compiled = last.compiled.clone();
+    let unsettled = changes::differing(&compiled.take(&namespaces), &new);
+    compiled.add(new);
+    (planned(snapshot, compiled, last.sendable()), unsettled)
+}
+
 /// `before` are the policies that proxies were sent last.
 pub fn of(snapshot: Snapshot, before: &PoliciesByPod) -> Plan {
     let compiled = compile::compile(snapshot.world(), before);
+    planned(snapshot, compiled, before)
+}
+
+fn planned(snapshot: Snapshot, compiled: Compiled, before: &PoliciesByPod) -> Plan {
     let waits = compiled.operators.values().any(|record| !record.written);
     let sendable = waits.then(|| compile::sendable(&compiled, before));
     Plan { snapshot: Arc::new(snapshot), compiled, sendable }
@@ -172,5 +199,81 @@ mod tests {
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
         let last = of(written, second.sendable());
         assert!(!last.waits() && last.sendable() == second.sendable());
+    }
+
+    /// Roots with pods in several namespaces, some of which share a name.
+    fn cluster(of: impl Fn(usize) -> String) -> Snapshot {
+        let text = |at: usize| {
+            let namespace = format!("ops-{at}");
+            CONFIG.replace("namespace: ops", &format!("namespace: {namespace}")) + "---\n" + &of(at)
+        };
+        Snapshot::of_manifests(&(0..4).map(text).collect::<Vec<_>>().join("---\n"))
+    }
+
+    #[test]
+    fn what_changes_in_a_namespace_is_compiled_as_everything_would_be() {
+        let breaker = |at: usize, limit: u32| {
+            format!(
+                "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: CircuitBreaker\n\
+                 metadata: {{name: b, namespace: ops-{at}}}\n\
+                 spec: {{selector: {{matchLabels: {{app: a}}}}, rateLimitings: [{{name: r, \
+                 resourceRules: [{{verbs: ['*'], apiGroups: ['*'], resources: ['*'], namespaces: ['*']}}], \
+                 bucket: {{burst: {limit}, interval: 1s, limit: {limit}}}, triggerPolicy: Normal}}]}}\n"
+            )
+        };
+        let mut written = cluster(|at| breaker(at, 5));
+        let without_last = {
+            let mut less = cluster(|at| breaker(at, 6));
+            less.members.pop();
+            less
+        };
+        let mut other = cluster(|at| breaker(at, if at == 2 { 7 } else { 6 }));
+        other.configs[1].spec.selector = None;
+        let mut whole = of(written.clone(), &PoliciesByPod::new());
+        for config in &mut written.configs {
+            let record = &whole.compiled.operators[&full_name(&config.metadata)];
+            config.status = Some(ctrlmesh_common::api::ShardingConfigStatus {
+                epoch: i64::try_from(record.epoch).ok(),
+                policy_digest: Some(record.policy_digest.clone()),
+                ..Default::default()
+            });
+        }
+        let held_back = Snapshot { held_back: [written.members[0].uid.clone()].into(), ..written.clone() };
+        let (mut part, mut unsettled) = after(&Plan::default(), cluster(|at| breaker(at, 5)), BTreeSet::new());
+        assert_eq!(part.compiled, whole.compiled);
+        assert_eq!(unsettled.len(), 4, "nothing was known before");
+        for (number, next) in
+            [written.clone(), written.clone(), other, held_back, without_last, written].into_iter().enumerate()
+        {
+            whole = of(next.clone(), whole.sendable());
+            (part, unsettled) = after(&part, next, unsettled);
+            assert_eq!((&part.compiled, part.sendable()), (&whole.compiled, whole.sendable()), "{number}");
+            assert_eq!(unsettled.is_empty(), number == 1, "{number}: {unsettled:?}");
+        }
+    }
+
+    #[test]
+    fn only_namespaces_in_which_something_changes_are_compiled_again() {
+        let mut now = cluster(|_| String::new());
+        let (mut part, mut unsettled) = after(&Plan::default(), now.clone(), BTreeSet::new());
+        for (changed, expected) in [(None, None), (Some(1), Some("ops-1")), (Some(2), Some("ops-2")), (None, None)] {
+            if let Some(at) = changed {
+                now.configs[at].metadata.resource_version = Some("7".to_owned());
+            }
+            (part, unsettled) = after(&part, now.clone(), unsettled);
+            assert_eq!(unsettled, expected.into_iter().map(str::to_owned).collect(), "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_namespace_that_goes_while_another_one_comes() {
+        let before = cluster(|_| String::new());
+        let (part, _) = after(&Plan::default(), before.clone(), BTreeSet::new());
+        let mut less = before;
+        less.configs.pop();
+        less.members.retain(|pod| pod.name.namespace != "ops-3");
+        less.namespaces.insert("shop".to_owned());
+        let (part, _) = after(&part, less.clone(), BTreeSet::new());
+        assert_eq!(part.compiled, of(less, &PoliciesByPod::new()).compiled);
     }
 }

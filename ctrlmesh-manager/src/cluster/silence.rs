@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use crate::cluster::plan::Plans;
 use crate::leader::lease::Leadership;
 use crate::rules::pod::Member;
+use crate::rules::shared::Shared;
 
 /// How long proxies have to be away: at least for as long as it takes until all are known to be away that are cut off
 /// at once. One that lost its manager tries others within that.
@@ -104,7 +105,7 @@ impl Absences {
     /// The pods of silent nodes.
     fn follow<'a>(
         &mut self,
-        members: &'a [Member],
+        members: &'a [Shared<Member>],
         contacts: &BTreeMap<String, ProxyContact>,
         now: Instant,
     ) -> BTreeSet<&'a str> {
@@ -175,7 +176,7 @@ mod tests {
 
     /// Two nodes: one with the pods `a` and `b`, and one with `c`.
     struct Case {
-        members: Vec<Member>,
+        members: Vec<Shared<Member>>,
         absences: Absences,
         start: Instant,
     }
@@ -186,6 +187,7 @@ mod tests {
         }
 
         fn of(members: Vec<Member>) -> Self {
+            let members = members.into_iter().map(Shared::from).collect();
             Self { members, absences: Absences::default(), start: Instant::now() }
         }
 
@@ -250,9 +252,9 @@ mod tests {
     #[test]
     fn all_pods_of_a_silent_node_are_away() {
         let mut case = Case::new();
-        case.members.push(pod("new", "one"));
-        case.members.push(Member { terminating: true, ..pod("ending", "one") });
-        case.members.push(pod("alone", "three"));
+        case.members.push(pod("new", "one").into());
+        case.members.push(Member { terminating: true, ..pod("ending", "one") }.into());
+        case.members.push(pod("alone", "three").into());
         for (seconds, silent) in [(0, vec![]), (10, vec!["a", "b", "new"])] {
             assert_eq!(case.at(seconds, &[LEFT, LEFT, HERE]), silent, "of those nothing was ever heard");
         }
@@ -261,7 +263,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_leader_that_ends_calls_no_node_silent() {
-        let members = vec![pod("a", "one"), pod("b", "two")];
+        let members = [pod("a", "one"), pod("b", "two")].map(Shared::from).into();
         let snapshot = Snapshot { members, ..Snapshot::default() };
         let (_plans, plans) = watch::channel(Some(Arc::new(Plan { snapshot: Arc::new(snapshot), ..Plan::default() })));
         let (lead, leadership) = Leadership::by_hand();

@@ -17,6 +17,7 @@ use super::named::{NamedResources, RootKinds, named_resources};
 use crate::rules::label_coverage::{self, LabelCoverage, LabelCoverages, LabelGap, MissingRule};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::object_name::full_name;
+use crate::rules::shared::Shared;
 
 /// The scheme and progress of the current labeller. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -114,7 +115,7 @@ impl CurrentProgress {
     }
 
     /// How far the kinds of each root among `configs` are labelled.
-    pub fn coverages(&self, configs: &[ShardingConfig]) -> LabelCoverages {
+    pub fn coverages(&self, configs: &[Shared<ShardingConfig>]) -> LabelCoverages {
         let current = lock(&self.0).clone();
         let progress = current.map(|(_, progress)| progress).unwrap_or_default();
         let roots = configs.iter().filter_map(|config| Some((config, config.spec.root.as_ref()?)));

@@ -20,6 +20,7 @@ use crate::cluster::cache::Snapshot;
 use crate::rules::fenced::{is_server_fenced, may_lose_fence};
 use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::Member;
+use crate::rules::shared::each;
 
 /// What the cluster has, by the policy's name.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,7 +68,7 @@ pub fn plan(snapshot: &Snapshot, existing: &Existing, home: &str) -> FencePlan {
         let (policy, binding) = informer_policy::objects(home);
         missing(policy, binding, existing, informer_policy::NAME)
     });
-    for (root, rule) in snapshot.configs.iter().filter_map(fenced) {
+    for (root, rule) in each(&snapshot.configs).filter_map(fenced) {
         let key = full_name(&root.metadata);
         if is_over(root) {
             plan.stages.insert(key, Stage::Removed);
@@ -128,7 +129,7 @@ fn accounts(root: &ShardingConfig, rule: &Root, snapshot: &Snapshot) -> BTreeSet
     let set = rule.target_stateful_set.as_ref().and_then(|set| snapshot.set_accounts.get(&key(set)));
     let deployment = rule.target_deployment.as_ref().and_then(|one| snapshot.deployment_accounts.get(&key(one)));
     let of_it = |member: &&Member| member.name.namespace == namespace && member.is_of_target(rule);
-    let pods = snapshot.members.iter().chain(snapshot.unenrolled.values().flatten());
+    let pods = each(&snapshot.members).chain(snapshot.unenrolled.values().flat_map(|pods| each(pods)));
     let pods = pods.filter(of_it).map(|member| &member.account);
     pods.chain(set).chain(deployment).filter(|account| !account.is_empty()).cloned().collect()
 }

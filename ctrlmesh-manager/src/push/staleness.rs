@@ -22,6 +22,7 @@ use crate::cluster::plan::Plans;
 use crate::push::policy_store::Subject;
 use crate::rules::object_name::resource_version;
 use crate::rules::pod::{self, Member, PodName};
+use crate::rules::shared::each;
 
 /// For all requests of one question, and for the wait before it.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -193,7 +194,7 @@ impl<'a> LocalState<'a> {
             Subject::Node(node) => member.node.as_ref() == Some(node),
             Subject::Pod(..) => true,
         };
-        let members = snapshot.members.iter().filter(|one| pods.contains(&one.name));
+        let members = each(&snapshot.members).filter(|one| pods.contains(&one.name));
         let members = members.filter(is_its).map(|member| (&member.name, member)).collect();
         let operators = candidates.iter().flat_map(|candidate| &candidate.operators);
         let operators: HashSet<(&str, &str)> = operators.filter_map(|one| parts(one)).collect();
@@ -216,6 +217,7 @@ mod tests {
     use ctrlmesh_common::api::ShardingConfigSpec;
 
     use super::*;
+    use crate::rules::shared::Shared;
 
     fn member(uid: &str, node: &str) -> Member {
         Member { name: "ops/a".parse().unwrap(), uid: uid.to_owned(), node: Some(node.to_owned()), ..Member::default() }
@@ -229,7 +231,8 @@ mod tests {
             config.metadata.resource_version = Some(version.to_string());
             config
         });
-        Snapshot { configs: config.into_iter().collect(), members: member.into_iter().collect(), ..Snapshot::default() }
+        let (configs, members) = (config.map(Shared::from), member.map(Shared::from));
+        Snapshot { configs: Vec::from_iter(configs), members: Vec::from_iter(members), ..Snapshot::default() }
     }
 
     fn answer(member: Option<Member>, version: Option<u64>) -> ServerState {

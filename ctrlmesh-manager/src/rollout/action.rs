@@ -19,6 +19,7 @@ use crate::rules::object_name::namespace;
 use crate::rules::pod::{DELETED_FIRST, DeletionCost, Member, PodName};
 use crate::rules::rollout::{WantedGate, Workload, differs};
 use crate::rules::shard::{self, Share};
+use crate::rules::shared::each;
 use crate::telemetry;
 
 /// Limit for one action.
@@ -72,7 +73,7 @@ pub(super) fn of_others(plan: &Plan, workloads: &[Workload<'_>]) -> Vec<Action> 
     let is_marked = |pod: &Member| pod.deletion_cost == DeletionCost::DeletedFirst;
     let touched = |pod: &&Member| (waits(pod) || is_marked(pod)) && !pod.terminating;
     let known: BTreeSet<&str> = workloads.iter().flat_map(|one| &one.pods).map(|pod| pod.uid.as_str()).collect();
-    let others = plan.snapshot.members.iter().filter(touched).filter(|pod| !known.contains(pod.uid.as_str()));
+    let others = each(&plan.snapshot.members).filter(touched).filter(|pod| !known.contains(pod.uid.as_str()));
     let wanted = || WantedGate { holds: true, reason: "NoRollout", message: "it has no root".to_owned() };
     let unmark = |pod: &Member| Action::Cost { pod: pod.name.clone(), uid: pod.uid.clone(), cost: None };
     let actions = |pod: &Member| [gate_of(pod, Some(wanted())), is_marked(pod).then(|| unmark(pod))];
@@ -125,7 +126,7 @@ fn roll_back(workload: &Workload<'_>) -> Option<Action> {
 /// The shares of the root's division; none where it cannot be divided.
 fn shares(workload: &Workload<'_>, plan: &Plan) -> Vec<Share> {
     let snapshot = &plan.snapshot;
-    let siblings: Vec<_> = snapshot.configs.iter().collect();
+    let siblings: Vec<_> = each(&snapshot.configs).collect();
     let divided = shard::divide(workload.root, &snapshot.scheme.in_force, &snapshot.namespaces, &siblings);
     let shards = divided.ok().flatten().unwrap_or_default();
     shards.into_iter().map(|shard| shard.share).collect()

@@ -28,6 +28,7 @@ use crate::rules::injection::Injection;
 use crate::rules::object_name;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard::Labelling;
+use crate::rules::shared::{Shared, each};
 
 mod policy;
 mod placement;
@@ -41,9 +42,11 @@ mod clashes;
 mod egress;
 mod guards;
 mod webhook;
+mod near;
 
 use guards::Guarded;
-pub use operator::{Operator, operators};
+use near::Near;
+pub use operator::Operator;
 pub use policy::CompiledPolicy;
 use policy::ShardPolicies;
 use webhook::Webhooks;
@@ -52,17 +55,17 @@ pub use webhook::without_room as webhook_without_room;
 /// The input of [`compile`].
 #[derive(Clone, Copy, Debug)]
 pub struct World<'a> {
-    pub configs: &'a [ShardingConfig],
+    pub configs: &'a [Shared<ShardingConfig>],
     pub breakers: &'a [Breaker],
     pub injections: &'a [Injection],
     /// Pods that are not enrolled are passed over.
-    pub members: &'a [Member],
+    pub members: &'a [Shared<Member>],
     pub namespaces: &'a BTreeSet<String>,
     /// By `NAMESPACE/NAME`; `StatefulSets` that are missing begin at 0.
     pub first_ordinals: &'a BTreeMap<String, u32>,
     pub labelling: &'a Labelling,
     /// Pods that do not ask for a proxy, by namespace. A namespace that is missing is not known yet.
-    pub unenrolled: &'a BTreeMap<String, Vec<Member>>,
+    pub unenrolled: &'a BTreeMap<String, Vec<Shared<Member>>>,
     /// What is proved about roots that are fenced.
     pub evidence: &'a Evidences,
     /// Whether ownership is decided here. If not, it is what stands in the tables: somebody else may know more.
@@ -130,20 +133,50 @@ pub struct Trouble {
     pub message: String,
 }
 
+impl Trouble {
+    /// That of the object.
+    pub fn namespace(&self) -> &str {
+        let name = self.object.split_once(' ').map_or("", |(_kind, name)| name);
+        name.split_once('/').map_or("", |(namespace, _)| namespace)
+    }
+}
+
+impl Compiled {
+    /// Takes away what is of these namespaces, and gives it.
+    #[must_use]
+    pub fn take(&mut self, namespaces: &BTreeSet<String>) -> Self {
+        let is_of = |name: &str| name.split_once('/').is_some_and(|(namespace, _)| namespaces.contains(namespace));
+        Self {
+            policies: self.policies.extract_if(.., |pod, _| namespaces.contains(&pod.namespace)).collect(),
+            operators: self.operators.extract_if(.., |operator, _| is_of(operator)).collect(),
+            troubles: self.troubles.extract_if(.., |trouble| namespaces.contains(trouble.namespace())).collect(),
+        }
+    }
+
+    /// Adds what is of other namespaces.
+    pub fn add(&mut self, other: Self) {
+        self.policies.extend(other.policies);
+        self.operators.extend(other.operators);
+        self.troubles.extend(other.troubles);
+        self.troubles.sort();
+    }
+}
+
 /// `before` are the policies that pods got last.
 pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
-    let (operators, mut troubles) = operators(world);
+    let near = Near::of(world);
+    let (operators, mut troubles) = operator::of(world, &near);
     let mut compiled = Compiled::default();
     let mut drafts = drafts(&operators, &mut troubles);
     let mut superseded = BTreeSet::new();
-    for (at, trouble) in clashes::superseded(&operators, &drafts, world) {
+    for (at, trouble) in clashes::superseded(&operators, &drafts, &near) {
         drafts[at] = None;
         superseded.insert(at);
         troubles.push(trouble);
     }
     let shard_policies = operators.iter().zip(drafts).map(|(operator, drafts)| {
         let drafts = drafts?;
-        let record = record::of(operator, &drafts, world.configs);
+        let record = record::of(operator, &drafts, &near.to(operator.config()).configs);
         let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
         compiled.operators.insert(operator.full_name(), record);
         let drafts = drafts.into_iter().map(|(shard, draft)| (shard, in_epoch(draft.policy, epoch, changed_at)));
@@ -173,7 +206,7 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
     let shard_policies: Vec<_> = shard_policies.iter().flatten().collect();
     let webhooks = Webhooks::new(&operators, &shard_policies, &own_policies);
     compiled.policies = with_additions(&own_policies, webhooks, world, &mut troubles);
-    troubles.extend(world.members.iter().filter_map(bypassed));
+    troubles.extend(each(world.members).filter_map(bypassed));
     troubles.sort();
     troubles.dedup();
     compiled.troubles = troubles;
@@ -198,10 +231,15 @@ fn with_additions<'a>(
     policies
 }
 
+/// The operators by namespace and name, and the problems of their ShardingConfigs.
+pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
+    operator::of(world, &Near::of(world))
+}
+
 /// Indices of `operators` that get no new policy because another one has precedence.
 pub fn superseded(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
     let drafts = drafts(operators, &mut Vec::new());
-    clashes::superseded(operators, &drafts, world).into_iter().map(|(at, _)| at).collect()
+    clashes::superseded(operators, &drafts, &Near::of(world)).into_iter().map(|(at, _)| at).collect()
 }
 
 /// The policies of an operator's shards, by shard. They have no epoch yet: it follows from their digests.
@@ -278,7 +316,10 @@ type MemberPolicy<'a> = (&'a Member, Arc<CompiledPolicy>);
 type ShardRef<'a> = (usize, &'a str);
 
 /// Enrolled pods by name, each with the shards that select it.
-fn shards_of_pods<'a>(members: &'a [Member], operators: &'a [Operator<'_>]) -> Vec<(&'a Member, Vec<ShardRef<'a>>)> {
+fn shards_of_pods<'a>(
+    members: &'a [Shared<Member>],
+    operators: &'a [Operator<'_>],
+) -> Vec<(&'a Member, Vec<ShardRef<'a>>)> {
     let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
         by_namespace.entry(operator.namespace()).or_default().push(at);
@@ -287,7 +328,7 @@ fn shards_of_pods<'a>(members: &'a [Member], operators: &'a [Operator<'_>]) -> V
         let near = by_namespace.get(pod.name.namespace.as_str()).into_iter().flatten();
         near.filter_map(|at| Some((*at, object_name::name(&operators[*at].shard_of(pod)?.metadata)))).collect()
     };
-    let mut members: Vec<&Member> = members.iter().filter(|pod| pod.enrolled()).collect();
+    let mut members: Vec<&Member> = each(members).filter(|pod| pod.enrolled()).collect();
     members.sort_by_key(|pod| &pod.name);
     members.into_iter().map(|pod| (pod, shards(pod))).collect()
 }

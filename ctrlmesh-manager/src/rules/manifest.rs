@@ -14,10 +14,11 @@ use serde_json::Value;
 use crate::rules::breaker::Breaker;
 use crate::rules::injection::Injection;
 use crate::rules::pod::{self, Member};
+use crate::rules::shared::Shared;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifests {
-    pub configs: Vec<ShardingConfig>,
+    pub configs: Vec<Shared<ShardingConfig>>,
     pub breakers: Vec<Breaker>,
     pub injections: Vec<Injection>,
     pub pods: Vec<Pod>,
@@ -86,11 +87,11 @@ impl Manifests {
     }
 
     /// Pods that do not ask for a proxy, by namespace, for every namespace.
-    pub fn unenrolled(&self) -> BTreeMap<String, Vec<Member>> {
-        let mut unenrolled: BTreeMap<String, Vec<Member>> =
+    pub fn unenrolled(&self) -> BTreeMap<String, Vec<Shared<Member>>> {
+        let mut unenrolled: BTreeMap<String, Vec<Shared<Member>>> =
             self.namespaces.iter().map(|namespace| (namespace.clone(), Vec::new())).collect();
         for member in self.pods.iter().map(Member::from).filter(|member| !member.wants_proxy()) {
-            unenrolled.entry(member.name.namespace.clone()).or_default().push(member);
+            unenrolled.entry(member.name.namespace.clone()).or_default().push(member.into());
         }
         unenrolled
     }
@@ -112,7 +113,7 @@ impl Manifests {
 
     fn add_config(&mut self, config: ShardingConfig) {
         self.namespaces.extend(config.metadata.namespace.clone());
-        self.configs.push(config);
+        self.configs.push(config.into());
     }
 
     fn add_pod(&mut self, pod: Pod) {

@@ -14,6 +14,7 @@ use crate::rules::fenced::is_fenced;
 use crate::rules::object_name::{full_name, namespace};
 use crate::rules::pod::{DeletionCost, Gate, Member};
 use crate::rules::shard::{Share, Slice, Versions, has_second_name};
+use crate::rules::shared::{Shared, each};
 
 /// How old a pod is, in seconds, of which it is known what its StatefulSet makes of it, and whether it owns anything.
 const SETTLED_AFTER: i64 = 30;
@@ -70,11 +71,11 @@ fn is_touched(pod: &Member) -> bool {
 
 /// The roots that have a rollout, or pods that can own nothing or have our gate or mark, each with the pods of its
 /// workload. `members` are the enrolled pods.
-pub fn workloads<'a>(configs: &'a [ShardingConfig], members: &'a [Member]) -> Vec<Workload<'a>> {
+pub fn workloads<'a>(configs: &'a [Shared<ShardingConfig>], members: &'a [Shared<Member>]) -> Vec<Workload<'a>> {
     let is_followed = |config: &ShardingConfig| {
         config.spec.root.as_ref().is_some_and(|rule| rule.rollout.is_some() || marks_idle(config, rule))
     };
-    if !configs.iter().any(is_followed) && !members.iter().any(is_touched) {
+    if !each(configs).any(is_followed) && !each(members).any(is_touched) {
         return Vec::new();
     }
     let mut by_namespace: BTreeMap<&str, Vec<&Member>> = BTreeMap::new();
@@ -90,7 +91,7 @@ pub fn workloads<'a>(configs: &'a [ShardingConfig], members: &'a [Member]) -> Ve
         let pods = near.iter().copied().filter(|pod| pod.is_of_target(rule)).collect();
         Some(Workload { root, rule, pods, versions: Versions::of(root) })
     };
-    configs.iter().filter_map(workload).collect()
+    each(configs).filter_map(workload).collect()
 }
 
 impl<'a> Workload<'a> {

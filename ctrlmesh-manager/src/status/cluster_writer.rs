@@ -29,9 +29,10 @@ use crate::cluster::plan::{Plan, Plans};
 use crate::cluster::write_error::{WriteError, within};
 use crate::ownership::fence_state::FenceStates;
 use crate::rules::label_coverage::{self, LabelCoverages};
-use crate::rules::object_name::{full_name, name, namespace};
+use crate::rules::object_name::{full_name, name, namespace, resource_version};
 use crate::rules::pod::PodName;
 use crate::rules::rollout::Decisions;
+use crate::rules::shared::Shared;
 use crate::status::compute::{Contact, Unlabelled};
 
 mod writes;
@@ -78,7 +79,7 @@ type StatusEvents = (Box<ShardingConfig>, Vec<EventNote>);
 impl<Contacts, Labels, MayWrite> ClusterWriter<Contacts, Labels, MayWrite>
 where
     Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>> + Send + Sync,
-    Labels: Fn(&[ShardingConfig]) -> (Option<Unlabelled>, LabelCoverages) + Send + Sync,
+    Labels: Fn(&[Shared<ShardingConfig>]) -> (Option<Unlabelled>, LabelCoverages) + Send + Sync,
     MayWrite: Fn() -> bool + Send + Sync,
 {
     /// Writes until the plans end.
@@ -102,8 +103,10 @@ where
                     }
                 }
                 Some((write, done)) = under_way.next() => {
+                    let now = Instant::now();
+                    note_version(&mut queue, &write, &done, now);
                     let outcome = outcome(&write, done);
-                    queue.done(&write, outcome, Instant::now());
+                    queue.done(&write, outcome, now);
                     send_events(write, outcome, &events);
                     decides = queue.is_idle();
                 }
@@ -144,7 +147,7 @@ where
         needs_decision
     }
 
-    async fn attempt(&self, write: Write) -> (Write, Result<(), WriteError>) {
+    async fn attempt(&self, write: Write) -> (Write, Result<u64, WriteError>) {
         let done = if (self.may_write)() {
             within(DEADLINE, Box::pin(self.write_one(&write))).await
         } else {
@@ -153,7 +156,8 @@ where
         (write, done)
     }
 
-    async fn write_one(&self, write: &Write) -> kube::Result<()> {
+    /// Gives the version of the ShardingConfig after it; 0 where it is gone.
+    async fn write_one(&self, write: &Write) -> kube::Result<u64> {
         match write {
             Write::Apply { config, added } => self.apply(config, added).await,
             Write::Remove { config } => {
@@ -164,33 +168,34 @@ where
                 let delete = DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
                 self.configs(config).delete(name(&config.metadata), &delete).await?;
                 info!(shard = write.object(), "shard removed, its root no longer has it");
-                Ok(())
+                Ok(0)
             }
             Write::Label { pod, uid, shard } => {
                 let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
                 let patch = json!({"metadata": {"uid": uid, "labels": {label::SHARDING_CONFIG_INJECTED: shard}}});
                 pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
                 info!(%pod, shard, "pod labelled with its shard");
-                Ok(())
+                Ok(0)
             }
             Write::Finalizers { config, finalizers } => {
                 let (uid, version) = (&config.metadata.uid, &config.metadata.resource_version);
                 let observed = json!({"uid": uid, "resourceVersion": version, "finalizers": finalizers});
                 let patch = Patch::Merge(json!({ "metadata": observed }));
-                self.configs(config).patch_metadata(name(&config.metadata), &PatchParams::default(), &patch).await?;
+                let configs = self.configs(config);
+                let written = configs.patch_metadata(name(&config.metadata), &PatchParams::default(), &patch).await?;
                 info!(root = write.object(), ?finalizers, "finalizers of a root written");
-                Ok(())
+                Ok(resource_version(&written.metadata))
             }
             Write::Status { config, .. } => {
                 let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-                self.configs(config).replace_status(name(&config.metadata), &params, config).await?;
-                Ok(())
+                let written = self.configs(config).replace_status(name(&config.metadata), &params, config).await?;
+                Ok(resource_version(&written.metadata))
             }
         }
     }
 
     /// Applies a shard. A suspended leader may still create one after its term; the next leader removes it.
-    async fn apply(&self, config: &ShardingConfig, added: &[&str]) -> kube::Result<()> {
+    async fn apply(&self, config: &ShardingConfig, added: &[&str]) -> kube::Result<u64> {
         let configs = self.configs(config);
         let mut config = config.clone();
         if !added.is_empty() {
@@ -203,9 +208,9 @@ where
             config.metadata.resource_version = there.metadata.resource_version;
         }
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        configs.patch(name(&config.metadata), &params, &Patch::Apply(&config)).await?;
+        let written = configs.patch(name(&config.metadata), &params, &Patch::Apply(&config)).await?;
         info!(shard = name(&config.metadata), "shard written as its root says");
-        Ok(())
+        Ok(resource_version(&written.metadata))
     }
 
     async fn publish_events(&self, mut receiver: mpsc::Receiver<StatusEvents>) {
@@ -261,6 +266,17 @@ impl Write {
         }
     }
 
+    /// The version of the ShardingConfig that it was decided by; 0 where there was none.
+    fn version(&self) -> Option<u64> {
+        match self {
+            Self::Apply { config, .. }
+            | Self::Remove { config }
+            | Self::Finalizers { config, .. }
+            | Self::Status { config, .. } => Some(resource_version(&config.metadata)),
+            Self::Label { .. } => None,
+        }
+    }
+
     /// `NAMESPACE/NAME`.
     pub fn object(&self) -> String {
         match self {
@@ -273,9 +289,18 @@ impl Write {
     }
 }
 
-fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
+/// Tells what a write says of its object's version.
+fn note_version(queue: &mut WriteQueue, write: &Write, done: &Result<u64, WriteError>, now: Instant) {
     match done {
-        Ok(()) => Outcome::Written,
+        Ok(version) => queue.has_version(write, Some(*version).filter(|version| *version > 0), now),
+        Err(error) if error.is_conflict() => queue.has_version(write, None, now),
+        Err(_) => {}
+    }
+}
+
+fn outcome(write: &Write, done: Result<u64, WriteError>) -> Outcome {
+    match done {
+        Ok(_version) => Outcome::Written,
         // Another writer was first, or this replica lost the Lease.
         Err(WriteError::Lost) => Outcome::Outdated,
         Err(error) if error.is_conflict() => Outcome::Outdated,

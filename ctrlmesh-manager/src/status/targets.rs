@@ -13,6 +13,7 @@ use crate::push::policy_store::Receipt;
 use crate::rules::compile::CompiledPolicy;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::pod_selection::PodSelection;
+use crate::rules::shared::each;
 use crate::status::finding::{Finding, finding, listed};
 
 /// Pods in one status.
@@ -80,7 +81,7 @@ impl<'a> Observed<'a> {
             let acknowledged = is_planned && self.acknowledged(member);
             Target { member, policy, receipt: self.receipt(member), before, acknowledged }
         };
-        self.plan.snapshot.members.iter().filter(is_there).map(target).collect()
+        each(&self.plan.snapshot.members).filter(is_there).map(target).collect()
     }
 
     fn receipt(&self, member: &Member) -> Option<&'a Receipt> {

@@ -9,6 +9,7 @@ use super::{RecentPods, Review, enrolled};
 use crate::cluster::cache::Snapshot;
 use crate::rules::compile::{self, World};
 use crate::rules::pod::{Admitted, Member};
+use crate::rules::shared::{Shared, each};
 
 /// The pod, where its shard depends on which other pods exist, so that one replica must assign it.
 ///
@@ -22,7 +23,7 @@ pub fn shared_pod(review: &Review, snapshot: &Snapshot) -> Option<Member> {
         let deployment = root.and_then(|root| root.target_deployment.as_deref());
         deployment.is_some_and(|name| member.revision_in(name).is_some())
     };
-    let is_shared = member.labelled_shard().is_none() && snapshot.configs.iter().any(divides);
+    let is_shared = member.labelled_shard().is_none() && each(&snapshot.configs).any(divides);
     is_shared.then_some(member)
 }
 
@@ -63,15 +64,15 @@ pub(super) fn member(review: &Review, pod: &Pod) -> Member {
 ///
 /// # Errors
 /// Where only an invalid ShardingConfig may select it: without a shard, the pod would see everything.
-pub(super) fn shards(member: &Member, snapshot: &Snapshot, unseen: &[Member]) -> Result<Vec<String>, String> {
+pub(super) fn shards(member: &Member, snapshot: &Snapshot, unseen: &[Shared<Member>]) -> Result<Vec<String>, String> {
     let namespace = &member.name.namespace;
-    let configs: Vec<ShardingConfig> = snapshot
+    let configs: Vec<Shared<ShardingConfig>> = snapshot
         .configs
         .iter()
         .filter(|config| config.metadata.namespace.as_ref() == Some(namespace))
         .cloned()
         .collect();
-    let members: Vec<Member> =
+    let members: Vec<Shared<Member>> =
         snapshot.members.iter().chain(unseen).filter(|member| member.name.namespace == *namespace).cloned().collect();
     let world = World { configs: &configs, members: &members, ..snapshot.world() };
     let (operators, troubles) = compile::operators(world);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ctrlmesh_common::names::label;
 
 use crate::rules::pod::{Member, PodName};
+use crate::rules::shared::Shared;
 
 /// One that another webhook refused is never seen.
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
@@ -32,7 +33,7 @@ struct AdmittedPod {
 
 impl RecentPods {
     /// Those that are not among `members`, the known pods at `now`.
-    pub(super) fn unseen(&mut self, members: &[Member], now: Instant) -> Vec<Member> {
+    pub(super) fn unseen(&mut self, members: &[Shared<Member>], now: Instant) -> Vec<Shared<Member>> {
         let mut seen = BTreeSet::new();
         self.pods.retain(|admitted| {
             let found = members.iter().find(|member| {
@@ -44,7 +45,7 @@ impl RecentPods {
             seen.extend(found.map(|member| member.name.clone()));
             found.is_none() && now.saturating_duration_since(admitted.at) < SEEN_WITHIN
         });
-        self.pods.iter().map(|admitted| admitted.pod.clone()).collect()
+        self.pods.iter().map(|admitted| admitted.pod.clone().into()).collect()
     }
 
     /// Whether all of them must have been seen by `now`.
@@ -53,7 +54,7 @@ impl RecentPods {
     }
 
     /// Remembers that `pod`, which may have no name yet, got `shard` beside `members`.
-    pub(super) fn admitted(&mut self, pod: &Member, shard: &str, members: &[Member], now: Instant) {
+    pub(super) fn admitted(&mut self, pod: &Member, shard: &str, members: &[Shared<Member>], now: Instant) {
         if self.pods.len() >= MAX {
             self.pods.remove(0);
         }

@@ -9,6 +9,7 @@ use ctrlmesh_runtime::sync::lock;
 use super::{Cache, State};
 use crate::rules::balance::RootLoads;
 use crate::rules::pod::Member;
+use crate::rules::shared::Shared;
 
 /// Their IDs, by the UID of their pod.
 pub type EndedContainers = BTreeMap<String, BTreeSet<String>>;
@@ -44,11 +45,15 @@ impl Cache {
 
 /// The same pod; not ready, where its node is silent, or one of its containers has ended. The kubelet starts that anew,
 /// with another ID.
-pub(super) fn as_it_runs(member: &Member, state: &State) -> Member {
+pub(super) fn as_it_runs(member: &Shared<Member>, state: &State) -> Shared<Member> {
     let ended = state.ended.get(&member.uid);
     let has_ended = |id: &String| ended.is_some_and(|ended| ended.contains(id));
     let is_away = state.silent.contains(&member.uid) || member.containers.iter().any(has_ended);
-    Member { ready: member.ready && !is_away, ..member.clone() }
+    let mut member = member.clone();
+    if member.ready && is_away {
+        member.ready = false;
+    }
+    member
 }
 
 #[cfg(test)]
@@ -62,7 +67,7 @@ mod tests {
         let ready = |uid: &str, ids: &[&str]| {
             let containers = ids.iter().map(|id| (*id).to_owned()).collect();
             let member = Member { uid: uid.to_owned(), ready: true, containers, ..Member::default() };
-            as_it_runs(&member, &state).ready
+            as_it_runs(&Shared::from(member), &state).ready
         };
         assert!(!ready("a", &["old", "other"]));
         assert!(ready("a", &["new", "other"]) && ready("a", &[]));

@@ -12,19 +12,21 @@ use crate::rules::compile::World;
 use crate::rules::evidence::Evidences;
 use crate::rules::injection::Injection;
 use crate::rules::label_scheme::Scheme;
+use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
+use crate::rules::shared::Shared;
 
 /// The cached state at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Sorted by namespace and name.
-    pub configs: Vec<ShardingConfig>,
+    pub configs: Vec<Shared<ShardingConfig>>,
     /// Sorted in the same way.
     pub breakers: Vec<Breaker>,
     /// Sorted in the same way.
     pub injections: Vec<Injection>,
     /// Enrolled pods, sorted by namespace and name.
-    pub members: Vec<Member>,
+    pub members: Vec<Shared<Member>>,
     pub namespaces: BTreeSet<String>,
     /// By `NAMESPACE/NAME` of the StatefulSet.
     pub first_ordinals: BTreeMap<String, u32>,
@@ -51,7 +53,7 @@ pub struct Snapshot {
     pub listed: Option<String>,
     pub scheme: Arc<Scheme>,
     /// Pods that do not ask for a proxy, by namespace: of namespaces with a root that is fenced.
-    pub unenrolled: BTreeMap<String, Vec<Member>>,
+    pub unenrolled: BTreeMap<String, Vec<Shared<Member>>>,
     /// UIDs of pods that were seen to end lately.
     pub stopped: BTreeSet<String>,
     /// What is proved about roots that are fenced.
@@ -66,7 +68,60 @@ pub struct Snapshot {
     pub loads: Arc<RootLoads>,
 }
 
+/// What a snapshot has in some namespaces.
+#[derive(Debug, Default)]
+pub struct SnapshotPart {
+    configs: Vec<Shared<ShardingConfig>>,
+    breakers: Vec<Breaker>,
+    injections: Vec<Injection>,
+    members: Vec<Shared<Member>>,
+}
+
+impl SnapshotPart {
+    /// The world of these namespaces alone.
+    pub fn world<'a>(&'a self, whole: World<'a>) -> World<'a> {
+        World {
+            configs: &self.configs,
+            breakers: &self.breakers,
+            injections: &self.injections,
+            members: &self.members,
+            ..whole
+        }
+    }
+}
+
 impl Snapshot {
+    /// The namespaces with something that policies follow from.
+    pub fn all_namespaces(&self) -> BTreeSet<String> {
+        let configs = self.configs.iter().map(|config| namespace(&config.metadata));
+        let breakers = self.breakers.iter().map(|breaker| breaker.selection.namespace.as_str());
+        let injections = self.injections.iter().map(|injection| injection.selection.namespace.as_str());
+        let members = self.members.iter().map(|pod| pod.name.namespace.as_str());
+        configs.chain(breakers).chain(injections).chain(members).map(str::to_owned).collect()
+    }
+
+    pub fn part(&self, namespaces: &BTreeSet<String>) -> SnapshotPart {
+        fn within<'a, T: Clone>(all: &'a [T], is_within: impl Fn(&&'a T) -> bool) -> Vec<T> {
+            all.iter().filter(is_within).cloned().collect()
+        }
+        let is_within = |namespace: &str| namespaces.contains(namespace);
+        SnapshotPart {
+            configs: within(&self.configs, |config| is_within(namespace(&config.metadata))),
+            breakers: within(&self.breakers, |breaker| is_within(&breaker.selection.namespace)),
+            injections: within(&self.injections, |injection| is_within(&injection.selection.namespace)),
+            members: within(&self.members, |pod| is_within(&pod.name.namespace)),
+        }
+    }
+
+    /// The enrolled pods of a namespace.
+    pub fn members_in(&self, namespace: &str) -> &[Shared<Member>] {
+        debug_assert!(self.members.is_sorted_by_key(|pod| &pod.name), "pods of a snapshot that are in no order");
+        let from = self.members.partition_point(|pod| *pod.name.namespace < *namespace);
+        let rest = self.members.get(from..).unwrap_or_default();
+        let count = rest.partition_point(|pod| pod.name.namespace == namespace);
+        rest.get(..count).unwrap_or_default()
+    }
+
     pub fn world(&self) -> World<'_> {
         World {
             configs: &self.configs,
@@ -93,7 +148,7 @@ impl Snapshot {
         let mut manifests = crate::rules::manifest::Manifests::default();
         assert!(manifests.read(text).is_ok(), "{text}");
         Self {
-            members: manifests.pods.iter().map(Member::from).collect(),
+            members: manifests.pods.iter().map(|pod| Member::from(pod).into()).collect(),
             unenrolled: manifests.unenrolled(),
             configs: manifests.configs,
             breakers: manifests.breakers,

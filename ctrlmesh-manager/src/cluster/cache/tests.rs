@@ -76,3 +76,19 @@ fn a_snapshot_has_the_obstacles_and_deadlines_of_workloads() {
     assert_eq!(snapshot.progress_deadlines, [("ops/bad".to_owned(), 602), ("ops/good".to_owned(), 600)].into());
     assert!(snapshot.set_obstacles.is_empty());
 }
+
+#[test]
+fn the_pods_of_a_namespace_are_found_beside_one_that_begins_with_its_name() {
+    for (short, long) in [(3, 1), (1, 3)] {
+        let cache = Cache::new(Labelling::default());
+        let read = |pod: Pod| (full_name(&pod.metadata), Shared::from(Member::from(&pod)));
+        for (namespace, count) in [("prod", short), ("prod-eu", long)] {
+            for number in 0..count {
+                let pod = json!({"metadata": {"namespace": namespace, "name": format!("op-{number}")}});
+                cache.take(Event::Apply(serde_json::from_value(pod).unwrap()), |state| &mut state.members, read);
+            }
+        }
+        let found = ["prod", "prod-eu", "pro"].map(|namespace| cache.snapshot().members_in(namespace).len());
+        assert_eq!(found, [short, long, 0]);
+    }
+}

@@ -16,6 +16,7 @@ use crate::drain::Drain;
 use crate::rules::fenced::is_fenced;
 use crate::rules::object_name::full_name;
 use crate::rules::pod::{self, Member};
+use crate::rules::shared::Shared;
 
 /// Starts a watch for each such namespace.
 pub(super) async fn follow(cache: Arc<Cache>, client: Client, drain: Drain) {
@@ -29,7 +30,7 @@ pub(super) async fn follow(cache: Arc<Cache>, client: Client, drain: Drain) {
             drain.spawn_until_started(this.follow(
                 pods,
                 move |state| state.unenrolled.entry(namespace.clone()).or_default(),
-                |pod| (full_name(&pod.metadata), Member::from(&pod)),
+                |pod| (full_name(&pod.metadata), Shared::from(Member::from(&pod))),
             ));
         }
         if changes.changed().await.is_err() {
@@ -39,7 +40,7 @@ pub(super) async fn follow(cache: Arc<Cache>, client: Client, drain: Drain) {
 }
 
 /// The pods of each namespace that was listed.
-pub(super) fn known(state: &State) -> BTreeMap<String, Vec<Member>> {
+pub(super) fn known(state: &State) -> BTreeMap<String, Vec<Shared<Member>>> {
     let known = state.unenrolled.iter().filter(|(_, pods)| pods.synced);
     known.map(|(namespace, pods)| (namespace.clone(), pods.current.values().cloned().collect())).collect()
 }

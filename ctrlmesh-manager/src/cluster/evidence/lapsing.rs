@@ -16,6 +16,7 @@ use crate::rules::evidence;
 use crate::rules::fenced::lapses;
 use crate::rules::object_name::full_name;
 use crate::rules::pod::PodName;
+use crate::rules::shared::each;
 
 #[derive(Debug, Default)]
 pub(super) struct LapsingPods {
@@ -38,7 +39,7 @@ impl LapsingPods {
     /// Takes what pods may be sent now, and what their proxies said. Returns whether there is more to hear from them.
     pub(super) fn update(&mut self, plan: &Plan, receipts: impl FnOnce() -> BTreeMap<PodName, InForce>) -> bool {
         let missed = self.missed_changes(plan);
-        if self.by_uid.is_empty() && !plan.snapshot.configs.iter().any(lapses) {
+        if self.by_uid.is_empty() && !each(&plan.snapshot.configs).any(lapses) {
             return false;
         }
         let members: BTreeSet<&str> = plan.snapshot.members.iter().map(|pod| pod.uid.as_str()).collect();

@@ -94,7 +94,8 @@ fn a_pod_that_vanished_is_gone_in_time_and_returns_if_seen() {
     assert_eq!(gone(&plan, WITHIN), (false, true, Some(GONE_AFTER)));
     assert_eq!(gone(&plan, GONE_AFTER), (true, true, None));
     let mut seen = (*plan.snapshot).clone();
-    seen.members.push(crate::rules::pod::Member { uid: "lost".to_owned(), ..seen.members[0].clone() });
+    seen.members.push(seen.members[0].clone());
+    seen.members[1].uid = "lost".to_owned();
     let seen = Plan { snapshot: Arc::new(seen), ..plan.clone() };
     assert!(!gone(&seen, GONE_AFTER).0);
     assert!(!gone(&plan, GONE_AFTER).0, "it counts from when it vanished again");

@@ -10,6 +10,7 @@ use ctrlmesh_common::policy::Policy;
 use crate::cluster::plan::Plan;
 use crate::rules::object_name::full_name;
 use crate::rules::pod::{Member, PodName};
+use crate::rules::shared::each;
 use crate::status::compute::Contact;
 
 /// Describes the first user.
@@ -21,7 +22,7 @@ pub(super) fn used_by(plan: &Plan, contacts: &BTreeMap<PodName, Contact>, keys: 
     }
     // A terminating pod may work until it has ended.
     let at_work = |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.ended;
-    let mut pods = plan.snapshot.members.iter().filter(at_work);
+    let mut pods = each(&plan.snapshot.members).filter(at_work);
     pods.find_map(|pod| {
         let why = match plan.sendable().get(&pod.name) {
             None => "gets no new policy yet",

@@ -1,6 +1,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
+use crate::rules::shared::Shared;
 use ctrlmesh_common::api::FenceMode;
 use ctrlmesh_common::ownership::UNSHARDED;
 
@@ -154,7 +155,8 @@ fn the_accounts_are_those_of_the_template_and_of_pods() {
         owner: Some(crate::rules::pod::Owner { kind: "StatefulSet".to_owned(), name: "op".to_owned() }),
         ..Member::default()
     };
-    snapshot.members = vec![member("op-0", "former"), member("op-1", "robot"), member("other-0", "foreign")];
+    let members = [member("op-0", "former"), member("op-1", "robot"), member("other-0", "foreign")];
+    snapshot.members = members.map(Shared::from).into();
     let (root, rule) = fenced(&snapshot.configs[0]).unwrap();
     assert_eq!(accounts(root, rule, &snapshot), ["former", "robot"].map(str::to_owned).into());
     let before = plan(&snapshot, &Existing::default());

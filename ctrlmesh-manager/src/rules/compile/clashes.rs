@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::ShardingConfig;
 
-use super::{Drafts, Operator, Trouble, World, operator, record};
-use crate::rules::object_name::namespace;
+use super::near::Near;
+use super::{Drafts, Operator, Trouble, operator, record};
 use crate::rules::validate;
 
 /// Highest precedence first.
@@ -32,12 +32,8 @@ enum Precedence {
 pub(super) fn superseded(
     operators: &[Operator<'_>],
     drafts: &[Option<Drafts>],
-    world: World<'_>,
+    near: &Near<'_>,
 ) -> Vec<(usize, Trouble)> {
-    let mut by_namespace_all: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();
-    for config in world.configs {
-        by_namespace_all.entry(namespace(&config.metadata)).or_default().push(config);
-    }
     let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
         if drafts[at].is_some() {
@@ -46,7 +42,7 @@ pub(super) fn superseded(
     }
     let mut losers = Vec::new();
     // A single operator has no rival.
-    for (namespace, mut rivals) in by_namespace.into_iter().filter(|(_, rivals)| rivals.len() > 1) {
+    for mut rivals in by_namespace.into_values().filter(|rivals| rivals.len() > 1) {
         rivals.sort_by_cached_key(|at| {
             let operator = &operators[*at];
             let meta = &operator.config().metadata;
@@ -55,8 +51,7 @@ pub(super) fn superseded(
             (precedence(operator, drafts[*at].as_ref()), created_at.is_none(), created_at, meta.name.clone())
         });
         let configs: Vec<&ShardingConfig> = rivals.iter().map(|at| operators[*at].config()).collect();
-        let of_namespace = by_namespace_all.get(namespace).map_or(&[][..], Vec::as_slice);
-        let superseded = validate::superseded(&configs, of_namespace).into_iter();
+        let superseded = validate::superseded(&configs, &near.to(configs[0]).configs).into_iter();
         losers.extend(superseded.map(|(one, problem)| {
             let message = format!("{problem}; no new policy is sent until they do");
             (rivals[one], operator::trouble(configs[one], message))

@@ -10,6 +10,7 @@ use ctrlmesh_common::handover::{self, Desired, Server, Step, Waiting};
 use ctrlmesh_common::ownership::{Ownership, UNSHARDED};
 use ctrlmesh_common::slots::SlotSet;
 
+use super::near::Namespace;
 use super::owning::{self, Workload};
 use super::placement::Placement;
 use super::{World, record};
@@ -17,7 +18,7 @@ use crate::rules::balance::{self, LoadDivision, SlotOwners};
 use crate::rules::evidence::{self, RootEvidence};
 use crate::rules::fenced::{is_handing_back, is_server_fenced};
 use crate::rules::label_coverage;
-use crate::rules::object_name::{full_name, namespace};
+use crate::rules::object_name::full_name;
 use crate::rules::pod::Member;
 use crate::rules::shard::{Shard, Share, Versions};
 
@@ -41,22 +42,23 @@ pub(super) fn current(root: &ShardingConfig) -> Ownership {
 }
 
 /// `None` while it is not known which pods of the namespace are not enrolled, and while such pods of the workload go on
-/// as before, because the objects are not labelled yet. `enrolled` are those that are.
+/// as before, because the objects are not labelled yet. `near` is what is in the root's namespace.
 pub(super) fn next(
     root: &ShardingConfig,
     rule: &Root,
     shards: &[Shard],
     placement: &Placement<'_>,
-    enrolled: &[&Member],
+    near: &Namespace<'_>,
     world: World<'_>,
 ) -> Option<Handover> {
-    let unenrolled = unenrolled(root, rule, world)?;
+    let unenrolled = near.unenrolled.as_ref()?.iter().copied().filter(|pod| pod.is_of_target(rule));
+    let unenrolled: Vec<&Member> = unenrolled.collect();
     let division: Vec<_> = shards.iter().map(|shard| shard.share.clone()).collect();
     let hash = world.labelling.hash;
     let workload = Workload {
         shares: &division,
         placed: placement.pods(),
-        enrolled,
+        enrolled: &near.enrolled,
         unenrolled: &unenrolled,
         hash,
         is_leaving: is_handing_back(root),
@@ -72,7 +74,7 @@ pub(super) fn next(
         let step = Step { table: current, waiting: Vec::new() };
         return Some(Handover { step, waiting: Vec::new(), wanted: balance::wanted(root).clone() });
     }
-    let mut desired = owning::owning(workload, &current, record::newest_of_root(root, shards, world.configs));
+    let mut desired = owning::owning(workload, &current, record::newest_of_root(root, shards, &near.configs));
     let wanted = owning::wanted(workload, &desired);
     // Nobody fences or labels by a root from a file, which has no generation.
     let is_watched = is_server_fenced(rule) && root.metadata.generation.is_some();
@@ -100,13 +102,6 @@ pub(super) fn next(
         awaited(workload, &step, &desired, shards, gathered.filter(|_| evidence.server == Server::None))
     };
     Some(Handover { step, waiting, wanted })
-}
-
-/// The pods of the workload that are not enrolled, if they are known.
-fn unenrolled<'a>(root: &ShardingConfig, rule: &Root, world: World<'a>) -> Option<Vec<&'a Member>> {
-    let near = world.unenrolled.get(namespace(&root.metadata))?;
-    let past = world.members.iter().filter(|pod| !pod.enrolled() && pod.name.namespace == namespace(&root.metadata));
-    Some(near.iter().chain(past).filter(|pod| pod.is_of_target(rule)).collect())
 }
 
 /// Whether a version of the operator is divided. Of one that is not, the operator's own election counts, if it has one.

@@ -12,6 +12,7 @@ use ctrlmesh_common::share;
 use ctrlmesh_common::slots::NamespaceHash;
 
 use super::handover::{self, Handover};
+use super::near::{Namespace, Near};
 use super::placement::Placement;
 use super::policy;
 use super::sees::{Sees, sees};
@@ -20,6 +21,7 @@ use crate::rules::fenced::{is_fenced, is_handing_back, lapses};
 use crate::rules::object_name::{full_name, name, namespace, resource_version};
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, DivideError, Shard};
+use crate::rules::shared::{Shared, each};
 use crate::rules::validate;
 
 /// The shards of a root, or a standalone ShardingConfig.
@@ -66,46 +68,44 @@ enum Table {
 ///
 /// The shards of an inactive root (switched off or invalid) are standalone. The root still assigns the pods,
 /// so that a pod that is created anew gets a shard.
-pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
-    let mut configs: Vec<&ShardingConfig> = world.configs.iter().collect();
+pub(super) fn of<'a>(world: World<'a>, near: &Near<'a>) -> (Vec<Operator<'a>>, Vec<Trouble>) {
+    let mut configs: Vec<&ShardingConfig> = each(world.configs).collect();
     configs.sort_by_key(|config| (namespace(&config.metadata), name(&config.metadata)));
     let (mut operators, mut failed, mut troubles) = (Vec::new(), Vec::new(), Vec::new());
-    let mut members: BTreeMap<&str, Vec<&Member>> = BTreeMap::new();
-    for pod in world.members.iter().filter(|pod| pod.enrolled()) {
-        members.entry(&pod.name.namespace).or_default().push(pod);
-    }
-    let near = |config: &ShardingConfig| members.get(namespace(&config.metadata)).map_or(&[][..], Vec::as_slice);
-    let mut inactive = Vec::new();
-    for root in &configs {
+    let mut inactive: BTreeMap<&str, Vec<(&ShardingConfig, Arc<Placement<'_>>)>> = BTreeMap::new();
+    for root in configs.iter().copied() {
         let Some(rule) = &root.spec.root else { continue };
-        match shard::divide(root, world.labelling, world.namespaces, &configs) {
-            Ok(Some(shards)) => operators.push(divided(root, rule, shards, near(root), world)),
+        let near = near.to(root);
+        match shard::divide(root, world.labelling, world.namespaces, &near.configs) {
+            Ok(Some(shards)) => operators.push(divided(root, rule, shards, near, world)),
             // It only gives back.
             Ok(None) | Err(_) if is_handing_back(root) => {
-                operators.push(divided(root, rule, Vec::new(), near(root), world));
+                operators.push(divided(root, rule, Vec::new(), near, world));
             }
-            Ok(None) => inactive.push((*root, rule)),
-            Err(error) => {
-                troubles.push(trouble(root, error.to_string()));
-                failed.push(undivided(root, rule));
-                inactive.push((*root, rule));
+            outcome => {
+                if let Err(error) = outcome {
+                    troubles.push(trouble(root, error.to_string()));
+                    failed.push(undivided(root, rule));
+                }
+                let children = near.configs.iter().copied().filter(|config| shard::is_made_by(root, config));
+                let children: Vec<&ShardingConfig> = children.collect();
+                let placement = Placement::of_inactive_root(root, rule, &children, &near.enrolled, world);
+                inactive.entry(namespace(&root.metadata)).or_default().push((root, Arc::new(placement)));
             }
         }
     }
-    let inactive: Vec<(&ShardingConfig, Arc<Placement<'_>>)> = inactive
-        .into_iter()
-        .map(|(root, rule)| {
-            let children = configs.iter().filter(|config| shard::is_made_by(root, config));
-            let children: Vec<&ShardingConfig> = children.copied().collect();
-            (root, Arc::new(Placement::of_inactive_root(root, rule, &children, near(root), world)))
-        })
-        .collect();
-    let roots = operators.len();
-    for config in configs.iter().filter(|config| config.spec.root.is_none()) {
-        if !operators[..roots].iter().any(|root| root.is_shard(config)) {
+    let mut roots: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (at, operator) in operators.iter().enumerate() {
+        roots.entry(namespace(&operator.config.metadata)).or_default().push(at);
+    }
+    for config in configs.into_iter().filter(|config| config.spec.root.is_none()) {
+        let namespace = namespace(&config.metadata);
+        let is_shard = |at: &usize| operators[*at].is_shard(config);
+        if !roots.get(namespace).into_iter().flatten().any(is_shard) {
             let report = validate::sharding_config(config, &[], None);
             troubles.extend(report.errors.iter().map(|error| trouble(config, error.to_string())));
-            let placement = inactive.iter().find(|(root, _)| shard::is_made_by(root, config));
+            let inactive = inactive.get(namespace).into_iter().flatten();
+            let placement = { inactive }.find(|(root, _)| shard::is_made_by(root, config));
             let placement = placement.map(|(_, placement)| Arc::clone(placement));
             operators.push(alone(config, placement, report.errors.is_empty()));
         }
@@ -149,7 +149,7 @@ impl Operator<'_> {
     }
 
     /// The shard for a pod that is being admitted, and may have no name yet.
-    pub fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&ShardingConfig> {
+    pub fn shard_for(&self, pod: &Member, members: &[Shared<Member>]) -> Option<&ShardingConfig> {
         if namespace(&self.config.metadata) != pod.name.namespace {
             return None;
         }
@@ -348,16 +348,16 @@ impl Operator<'_> {
     }
 }
 
-/// `near` are the enrolled pods of the root's namespace.
+/// `near` is what is in the root's namespace.
 fn divided<'a>(
     root: &'a ShardingConfig,
     rule: &'a Root,
     shards: Vec<Shard>,
-    near: &[&Member],
+    near: &Namespace<'_>,
     world: World<'_>,
 ) -> Operator<'a> {
     let divided = shards.iter().map(|shard| shard.share.clone()).collect();
-    let placement = Box::new(Placement::of_active_root(root, rule, divided, near, world));
+    let placement = Box::new(Placement::of_active_root(root, rule, divided, &near.enrolled, world));
     let table = if is_fenced(rule) {
         let next = handover::next(root, rule, &shards, &placement, near, world);
         next.map_or(Table::Unknown, |handover| {
@@ -366,7 +366,7 @@ fn divided<'a>(
         })
     } else {
         let uid = |pod: &&Member| Some((pod.uid.clone(), placement.pods().get(&pod.name.name)?.clone()));
-        let pod_uids = near.iter().filter(|pod| !pod.uid.is_empty()).filter_map(uid).collect();
+        let pod_uids = near.enrolled.iter().filter(|pod| !pod.uid.is_empty()).filter_map(uid).collect();
         Table::Divided(Ownership { pod_uids, ..shard::table(&shards, placement.pods()) })
     };
     let hash = world.labelling.hash;

@@ -15,6 +15,7 @@ use super::World;
 use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, Moves, PodRecord, Share, Versions};
+use crate::rules::shared::{Shared, each};
 
 #[derive(Clone, Debug)]
 pub(super) struct Placement<'a> {
@@ -98,12 +99,12 @@ impl<'a> Placement<'a> {
     }
 
     /// The shard for a pod that is being admitted, and may have no name yet.
-    pub(super) fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<String> {
+    pub(super) fn shard_for(&self, pod: &Member, members: &[Shared<Member>]) -> Option<String> {
         let share = self.by_stateful_set(pod).or_else(|| {
             let (revision, second) = (revision(self.rule, pod)?, self.is_second(pod));
             let shares = self.shares_of(second);
             let recorded = shares.iter().find(|share| pod.labelled_shard() == Some(&share.name));
-            let candidates = members.iter().filter(|pod| self.is_candidate(pod) && self.is_second(pod) == second);
+            let candidates = each(members).filter(|pod| self.is_candidate(pod) && self.is_second(pod) == second);
             let records = || shard::as_assigned(&shares, self.records(candidates));
             recorded.or_else(|| shard::choose(&shares, &records(), revision)).cloned()
         });

@@ -14,7 +14,7 @@ use crate::rules::shard::{self, Shard};
 /// The epoch stays if the status has the same content. Else it is greater than all epochs of the operator and
 /// its shards, which are standalone while their root is switched off. An epoch without room for a later one
 /// was written by somebody else, and is ignored.
-pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[ShardingConfig]) -> Record {
+pub(super) fn of(operator: &Operator<'_>, drafts: &Drafts, configs: &[&ShardingConfig]) -> Record {
     let status = operator.status();
     let before = handover::current(operator.config());
     let (written, newest) = (epoch(status), newest(operator, configs));
@@ -63,17 +63,16 @@ pub(super) fn is_written(operator: &Operator<'_>, drafts: &Drafts) -> bool {
 }
 
 /// The newest epoch in the status of the operator, of its shards, or of the inactive root that made it.
-fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
+fn newest(operator: &Operator<'_>, configs: &[&ShardingConfig]) -> u64 {
     let related = configs.iter().filter(|config| operator.is_shard(config) || operator.is_made_by(config));
     let epochs = related.map(|config| epoch(config.status.as_ref()));
     epochs.chain([epoch(operator.status())]).max().unwrap_or_default()
 }
 
 /// The same for a root, from its parts.
-pub(super) fn newest_of_root(root: &ShardingConfig, shards: &[Shard], configs: &[ShardingConfig]) -> u64 {
-    let is_shard = |config: &&ShardingConfig| {
-        root.metadata.namespace == config.metadata.namespace
-            && (shard::is_of(root, config) || shards.iter().any(|shard| shard::adopts(root, shard, config)))
+pub(super) fn newest_of_root(root: &ShardingConfig, shards: &[Shard], configs: &[&ShardingConfig]) -> u64 {
+    let is_shard = |config: &&&ShardingConfig| {
+        shard::is_of(root, config) || shards.iter().any(|shard| shard::adopts(root, shard, config))
     };
     let epochs = configs.iter().filter(is_shard).map(|config| epoch(config.status.as_ref()));
     epochs.chain([epoch(root.status.as_ref())]).max().unwrap_or_default()

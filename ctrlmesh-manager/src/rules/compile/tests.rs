@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::rules::manifest::Manifests;
 use crate::rules::pod::{Admitted, Owner};
+use crate::rules::shared::shared;
 
 /// A standalone shard in namespace `ops`, of the pods labelled with its name.
 pub(super) fn shard(name: &str, limits: &str) -> String {
@@ -46,7 +47,7 @@ pub(super) fn compiled(texts: &[String], members: &[Member], before: &Compiled) 
         configs: &manifests.configs,
         breakers: &manifests.breakers,
         injections: &manifests.injections,
-        members,
+        members: &shared(members),
         namespaces: &manifests.namespaces,
         first_ordinals: &manifests.first_ordinals,
         unenrolled: &manifests.unenrolled(),

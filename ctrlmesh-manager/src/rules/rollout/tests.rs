@@ -8,15 +8,16 @@ use ctrlmesh_common::slots::Slot;
 use super::*;
 use crate::rules::manifest::Manifests;
 use crate::rules::pod::{Owner, PodName};
+use crate::rules::shared::Shared;
 
 const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: root, namespace: ops}\n\
     spec: {root: {prefix: r, targetDeployment: op, rollout: {}, auto: {shardingSize: 1, everyShardReplicas: 1}}}\n";
 
 /// A root with this status, and a pod of each of the revisions `one` and `two`.
-fn case(rollout: &str) -> (Vec<ShardingConfig>, Vec<Member>) {
+fn case(rollout: &str) -> (Vec<Shared<ShardingConfig>>, Vec<Shared<Member>>) {
     let mut manifests = Manifests::default();
     manifests.read(&format!("{ROOT}status: {{rollout: {rollout}}}\n")).unwrap();
-    (manifests.configs, ["one", "two"].map(pod).into())
+    (manifests.configs, ["one", "two"].map(|revision| pod(revision).into()).into())
 }
 
 fn pod(revision: &str) -> Member {
@@ -81,7 +82,7 @@ fn a_pod_that_takes_over_waits_for_its_share_and_for_the_marks() {
             ..Ownership::default()
         }
     };
-    let mut holds = |owned: &[i64], members: &[Member]| {
+    let mut holds = |owned: &[i64], members: &[Shared<Member>]| {
         configs[0].status.as_mut().unwrap().ownership = Some(table(owned));
         let all = workloads(&configs, members);
         let deleted_first = all[0].deleted_first(200);
@@ -129,7 +130,7 @@ fn a_pod_of_an_elastic_root_takes_over_with_some_of_it() {
     let canary = Share { name: "r-0-normal".to_owned(), canary: true, ..other.clone() };
     let shares = [canary, share, other];
     // So many slots of its shard, of the other one, and of the canary.
-    let mut holds = |own: usize, others: usize, canary: usize, members: &[Member]| {
+    let mut holds = |own: usize, others: usize, canary: usize, members: &[Shared<Member>]| {
         let owners = [("r-1-second", own), ("r-1-normal", others), ("r-0-normal", canary)];
         let owners = owners.into_iter().flat_map(|(owner, count)| std::iter::repeat_n(owner.to_owned(), count));
         configs[0].status.as_mut().unwrap().ownership = Some(Ownership {
@@ -163,14 +164,14 @@ fn only_a_held_pod_of_a_former_template_is_stuck() {
     pod.gate = Some(Gate { holds: Some(false), ..Gate::default() });
     let cases = BTreeMap::from([("two", false), ("one", true)]);
     for (update_revision, expected) in cases {
-        let members = [pod.clone()];
+        let members = [pod.clone().into()];
         let stuck = workloads(&configs, &members)[0].stuck(Some(update_revision), 200).len();
         assert_eq!(stuck == 1, expected, "{update_revision}");
         assert!(workloads(&configs, &members)[0].stuck(Some(update_revision), 120).is_empty(), "it has just come");
     }
     for holds in [None, Some(true)] {
         pod.gate = Some(Gate { holds, ..Gate::default() });
-        assert!(workloads(&configs, &[pod.clone()])[0].stuck(Some("one"), 200).is_empty(), "{holds:?}");
+        assert!(workloads(&configs, &[pod.clone().into()])[0].stuck(Some("one"), 200).is_empty(), "{holds:?}");
     }
 }
 
@@ -185,7 +186,7 @@ fn pods_that_own_nothing_go_first() {
         pod.gate = None;
     }
     let slot = Slot::try_from(5).unwrap();
-    let mut marked = |owner: &str, now: i64, is_elastic: bool, members: &[Member]| -> Vec<String> {
+    let mut marked = |owner: &str, now: i64, is_elastic: bool, members: &[Shared<Member>]| -> Vec<String> {
         let auto = configs[0].spec.root.as_mut().unwrap().auto.as_mut().unwrap();
         auto.every_shard_replicas = (!is_elastic).then_some(1);
         configs[0].status.as_mut().unwrap().ownership = Some(Ownership {

@@ -9,6 +9,7 @@ use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
 use crate::drain::Drain;
+use crate::rules::shared::Shared;
 
 /// A root of two shards with `pods` without labels, and a standalone shard of team `selector`.
 fn planned(selector: &str, pods: usize) -> Plan {
@@ -36,7 +37,7 @@ fn written_by(client: Client, may_write: bool, plan: Plan) -> (watch::Sender<Opt
         client: client.clone(),
         recorder: EventRecorder::new(client, "test".into()),
         contacts: Arc::default,
-        labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
+        labels: |_: &[Shared<ShardingConfig>]| (None, LabelCoverages::default()),
         fences: watch::Sender::default().subscribe(),
         rollouts: watch::Sender::default().subscribe(),
         ownerships: watch::Sender::default().subscribe(),

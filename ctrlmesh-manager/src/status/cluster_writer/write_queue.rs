@@ -2,7 +2,8 @@
 //!
 //! Pure. Writes that proxies wait for come first, and some room is kept for them. Each object is written at
 //! most once a second, and never twice at once. A move of ownership is not held up by that. A failed write is retried
-//! with a growing delay and holds no other up.
+//! with a growing delay and holds no other up. What was decided by an older version than the last write made is not
+//! written: the API server would refuse it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -35,6 +36,9 @@ const RETRY: (Duration, Duration) = (PERIOD, Duration::from_secs(30));
 /// Interval of decisions without a change: proxies become absent as time passes.
 const DECIDE_INTERVAL: Duration = Duration::from_mins(1);
 
+/// Longest wait for a plan that knows the last write. After a restore from a backup there may never be one.
+const KNOWN_WITHIN: Duration = Duration::from_secs(5);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Written,
@@ -49,9 +53,11 @@ pub(super) struct WriteQueue {
     later: VecDeque<Write>,
     /// Writes in flight, and whether proxies wait for them.
     busy: BTreeMap<Key, bool>,
-    /// Moves that were not queued because an earlier write of the object is in flight.
-    skipped: BTreeSet<Key>,
+    /// Objects of which a write was not made, because another one of the object is in flight.
+    skipped: BTreeSet<String>,
     paces: BTreeMap<Key, Pace>,
+    /// What the last write of an object says of its version.
+    versions: BTreeMap<String, Version>,
     /// What the last decision was made from.
     decided: Option<(Arc<Plan>, Observations)>,
     /// When a write is due that was postponed.
@@ -60,6 +66,16 @@ pub(super) struct WriteQueue {
 
 /// Kind of write, and object.
 type Key = (&'static str, String);
+
+/// What a write says of an object's version.
+#[derive(Clone, Copy)]
+struct Version {
+    /// A decision by an older one waits.
+    least: u64,
+    /// Whether that write was decided by an object that was there. Who then decides that there is none knows more.
+    was_there: bool,
+    until: Instant,
+}
 
 /// When an object may be written again.
 struct Pace {
@@ -86,6 +102,7 @@ impl WriteQueue {
         let keys: BTreeSet<Key> = writes.iter().map(key).collect();
         // Forget the pace of objects that need no write any more.
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.ends(false));
+        self.versions.retain(|_, version| now < version.until);
         (self.decided, self.due) = (Some((plan, observed)), Some(now + DECIDE_INTERVAL));
         self.first.clear();
         // Labels are decided together, because the shard of a pod depends on the others: no new ones until
@@ -95,14 +112,9 @@ impl WriteQueue {
         for write in writes.into_iter().filter(|write| !(labels && is_label(write))) {
             let key = key(&write);
             let pace = self.paces.get(&key).filter(|pace| !write.is_move() || pace.failures > 0);
-            let later = pace.map(|pace| pace.ends(write.is_awaited()));
-            match later.filter(|later| now < *later) {
-                // A decision follows when it is done.
-                _ if self.busy.contains_key(&key) => {
-                    if write.is_move() {
-                        self.skipped.insert(key);
-                    }
-                }
+            let later = pace.map(|pace| pace.ends(write.is_awaited())).filter(|later| now < *later);
+            match later.max(self.is_known_at(&write)) {
+                _ if self.is_held_up(&write) => {}
                 Some(later) => self.decide_by(later),
                 None if write.is_awaited() => self.first.push_back(write),
                 None => self.later.push_back(write),
@@ -112,16 +124,54 @@ impl WriteQueue {
 
     /// The next write, if there is room. It is in flight until [`Self::done`].
     pub(super) fn next(&mut self) -> Option<Write> {
-        if self.busy.len() >= CONCURRENT {
-            return None;
+        while self.busy.len() < CONCURRENT {
+            let later = self.busy.values().filter(|is_awaited| !**is_awaited).count();
+            let write = match self.first.pop_front() {
+                None if later < MAX_UNAWAITED => self.later.pop_front(),
+                first => first,
+            }?;
+            if self.is_held_up(&write) {
+                continue;
+            }
+            if let Some(until) = self.is_known_at(&write) {
+                self.decide_by(until);
+                continue;
+            }
+            self.busy.insert(key(&write), write.is_awaited());
+            return Some(write);
         }
-        let later = self.busy.values().filter(|is_awaited| !**is_awaited).count();
-        let write = match self.first.pop_front() {
-            None if later < MAX_UNAWAITED => self.later.pop_front(),
-            first => first,
-        }?;
-        self.busy.insert(key(&write), write.is_awaited());
-        Some(write)
+        None
+    }
+
+    /// Whether another write of the object is in flight. A decision follows when that is done: at once, but for a
+    /// write of the same kind that is no move.
+    fn is_held_up(&mut self, write: &Write) -> bool {
+        let (kind, object) = key(write);
+        let mut others = self.busy.keys().filter(|(_, other)| *other == object);
+        let is_busy = others.any(|(other, _)| (*other == LABEL) == (kind == LABEL));
+        let (same, is_move) = (self.busy.contains_key(&(kind, object.clone())), write.is_move());
+        if is_busy && (is_move || !same) {
+            self.skipped.insert(object);
+        }
+        is_busy
+    }
+
+    /// A write was made, after which its object has this version; `None` where it was refused for its version, or where
+    /// the object is gone.
+    pub(super) fn has_version(&mut self, write: &Write, version: Option<u64>, now: Instant) {
+        let Some(decided_by) = write.version() else { return };
+        let least = version.unwrap_or_else(|| decided_by.saturating_add(1));
+        let before = self.versions.get(&write.object()).filter(|before| now < before.until);
+        let least = before.map_or(least, |before| before.least.max(least));
+        let version = Version { least, was_there: decided_by > 0, until: now + KNOWN_WITHIN };
+        self.versions.insert(write.object(), version);
+    }
+
+    /// How long a write waits that was decided by an older version.
+    fn is_known_at(&self, write: &Write) -> Option<Instant> {
+        let (version, decided_by) = (self.versions.get(&write.object())?, write.version()?);
+        let knows_more = decided_by == 0 && version.was_there;
+        (decided_by < version.least && !knows_more).then_some(version.until)
     }
 
     pub(super) fn done(&mut self, write: &Write, outcome: Outcome, now: Instant) {
@@ -137,7 +187,7 @@ impl WriteQueue {
         };
         let longer = if outcome == Outcome::Written { EACH_POD * pods(write) } else { Duration::ZERO };
         // Decide again even after success: another change may have come meanwhile.
-        let is_skipped = self.skipped.remove(&key) && outcome != Outcome::Failed;
+        let is_skipped = self.skipped.remove(&key.1) && outcome != Outcome::Failed;
         self.decide_by(if is_skipped { now } else { now + wait });
         self.paces.insert(key, Pace { failures, not_before: now + wait, longer });
     }
@@ -146,6 +196,7 @@ impl WriteQueue {
         self.first.clear();
         self.later.clear();
         self.skipped.clear();
+        self.versions.clear();
         self.decided = None;
     }
 
@@ -310,6 +361,52 @@ mod tests {
         queue.done(&table(), Outcome::Failed, now);
         assert_eq!(take(&mut queue, now), None);
         assert!(take(&mut queue, now + RETRY.0).is_some());
+    }
+
+    #[test]
+    fn what_an_older_version_decided_waits_for_a_newer_one() {
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
+        let by = |version: u64| {
+            let mut config = config("a");
+            config.metadata.resource_version = Some(version.to_string());
+            Write::Status { config, is_awaited: true, is_move: true, events: Vec::new() }
+        };
+        let take = |queue: &mut WriteQueue, write: Write, now| {
+            queue.take(Arc::default(), Observations::default(), vec![write], now);
+            let next = queue.next();
+            if let Some(write) = &next {
+                queue.done(write, Outcome::Written, now);
+            }
+            next.is_some()
+        };
+        assert!(take(&mut queue, by(7), now));
+        queue.has_version(&by(7), Some(9), now);
+        assert!(!take(&mut queue, by(7), now) && !take(&mut queue, by(8), now));
+        assert_eq!(queue.due, Some(now + KNOWN_WITHIN));
+        assert!(take(&mut queue, by(9), now) && take(&mut queue, by(11), now));
+        assert!(take(&mut queue, by(0), now), "that it is gone is known later than that it was there");
+        assert!(take(&mut queue, by(3), now + KNOWN_WITHIN), "it was restored from a backup");
+        // Refused, after another write had been made.
+        queue.has_version(&by(7), Some(9), now);
+        queue.has_version(&by(7), None, now);
+        assert!(!take(&mut queue, by(8), now) && take(&mut queue, by(9), now));
+        // Made, but not seen yet.
+        queue.clear();
+        queue.has_version(&by(0), Some(9), now);
+        assert!(!take(&mut queue, by(0), now) && take(&mut queue, by(9), now));
+    }
+
+    #[test]
+    fn one_object_is_written_by_one_write_at_a_time() {
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
+        let both = || vec![decision("a"), write("a"), write("b"), label("a")];
+        queue.take(Arc::default(), Observations::default(), both(), now);
+        let started: Vec<Write> = std::iter::from_fn(|| queue.next()).collect();
+        assert_eq!(started, [decision("a"), write("b"), label("a")]);
+        queue.done(&decision("a"), Outcome::Written, now);
+        assert_eq!(queue.due, Some(now), "the other one is decided anew");
+        queue.take(Arc::default(), Observations::default(), vec![write("a")], now);
+        assert_eq!(queue.next(), Some(write("a")));
     }
 
     #[test]

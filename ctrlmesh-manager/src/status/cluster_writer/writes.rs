@@ -16,6 +16,7 @@ use crate::rules::object_name::{full_name, name};
 use crate::rules::pod::{Member, PodName};
 use crate::rules::rollout::Decisions;
 use crate::rules::shard;
+use crate::rules::shared::each;
 use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
 
 mod finalizers;
@@ -89,7 +90,7 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
         StatusInputs { contacts, conflicts, unlabelled, fences, coverages, rollouts, ownerships, new_leader, now };
     let index = PlanIndex::of(plan);
     writes.extend(finalizers::writes(plan, &observed.fences));
-    for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config) || is_handing_back(config)) {
+    for config in each(&plan.snapshot.configs).filter(|config| !is_leaving(config) || is_handing_back(config)) {
         let status = compute::of(config, plan, &index, inputs);
         if config.status.as_ref() != Some(&status) {
             let mut events = events(config.status.as_ref(), &status);
@@ -160,15 +161,17 @@ fn added(existing: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str
 
 /// Also for roots that are switched off.
 fn labels(plan: &Plan) -> Vec<Write> {
-    let roots: Vec<&ShardingConfig> =
-        plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()).collect();
+    let mut roots: BTreeMap<Option<&String>, Vec<&ShardingConfig>> = BTreeMap::new();
+    for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
+        roots.entry(root.metadata.namespace.as_ref()).or_default().push(root);
+    }
     let made = |config: &&ShardingConfig| {
-        let is_near = |root: &&ShardingConfig| root.metadata.namespace == config.metadata.namespace;
-        roots.iter().any(|root| is_near(root) && shard::is_of(root, config))
+        let near = roots.get(&config.metadata.namespace.as_ref()).into_iter().flatten();
+        { near }.any(|root| shard::is_of(root, config))
     };
     // Pods that a standalone config selects by other labels keep theirs.
     let made: BTreeSet<String> =
-        plan.snapshot.configs.iter().filter(made).map(|config| full_name(&config.metadata)).collect();
+        each(&plan.snapshot.configs).filter(made).map(|config| full_name(&config.metadata)).collect();
     let of_root = |operator: &String| {
         let record = plan.compiled.operators.get(operator);
         record.is_some_and(|record| record.ownership.is_some()) || made.contains(operator)
@@ -179,7 +182,7 @@ fn labels(plan: &Plan) -> Vec<Write> {
         let shard = policy.shard.clone().filter(|shard| member.labelled_shard() != Some(shard))?;
         (!member.terminating).then(|| Write::Label { pod: member.name.clone(), uid: member.uid.clone(), shard })
     };
-    plan.snapshot.members.iter().filter_map(label).collect()
+    each(&plan.snapshot.members).filter_map(label).collect()
 }
 
 /// What got worse, what is wrong for another reason now, and what recovered. That objects are being labelled is no

@@ -8,6 +8,7 @@ use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_manager::rules::compile::{World, compile};
 use ctrlmesh_manager::rules::pod::Member;
 use ctrlmesh_manager::rules::shard::Labelling;
+use ctrlmesh_manager::rules::shared::Shared;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
@@ -23,11 +24,12 @@ const HASHES: usize = 3;
 /// and `pods` pods; prints the median.
 pub(crate) fn measure(configs: usize, pods: usize) {
     let namespace = |number: usize| format!("ns-{}", number / IN_ONE);
-    let shards: Vec<ShardingConfig> = (0..configs).map(|number| config(&namespace(number), number % IN_ONE)).collect();
-    let members: Vec<Member> = (0..pods)
+    let shards = (0..configs).map(|number| Shared::from(config(&namespace(number), number % IN_ONE)));
+    let shards: Vec<_> = shards.collect();
+    let members: Vec<_> = (0..pods)
         .map(|number| {
             let shard = number % configs;
-            Member::from(&pod(&namespace(shard), shard % IN_ONE, number / configs))
+            Shared::from(Member::from(&pod(&namespace(shard), shard % IN_ONE, number / configs)))
         })
         .collect();
     let namespaces: BTreeSet<String> = (0..configs).map(namespace).collect();

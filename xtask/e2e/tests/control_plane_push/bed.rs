@@ -33,6 +33,7 @@ use ctrlmesh_manager::push::staleness::StalenessCheck;
 use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::rules::compile::CompiledPolicy;
 use ctrlmesh_manager::rules::pod::{Member, PodName};
+use ctrlmesh_manager::rules::shared::Shared;
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager_client::{Connection, Endpoint};
 use ctrlmesh_runtime::grpc::GrpcError;
@@ -240,9 +241,9 @@ impl Bed {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut members = Vec::new();
         if let Some(pod) = pod {
-            members.push(Member::from(&pods.get(&pod.name).await.unwrap()));
+            members.push(Member::from(&pods.get(&pod.name).await.unwrap()).into());
         }
-        let configs = config.cloned().into_iter().collect();
+        let configs = config.cloned().map(Shared::from).into_iter().collect();
         let snapshot = Arc::new(Snapshot { members, configs, ..Snapshot::default() });
         self.published.send_replace(Some(Arc::new(Plan { snapshot, ..Plan::default() })));
     }

@@ -8,6 +8,7 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Labels;
 use ctrlmesh_manager::rules::pod::Member;
+use ctrlmesh_manager::rules::shared::each;
 use ctrlmesh_request::decide::{self, Decision, LockPlan, Plan};
 use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
@@ -259,7 +260,7 @@ fn api_server(
 ) -> Option<Answer> {
     // The fence knows a pod by its workload, also where no policy is known, or no proxy is there.
     let is_of = |config: &&ShardingConfig| config.spec.root.as_ref().is_some_and(|rule| pod.is_of_target(rule));
-    let of_workload = || world.snapshot.configs.iter().find(is_of);
+    let of_workload = || each(&world.snapshot.configs).find(is_of);
     let root = operator.and_then(|name| world.config(name)).or_else(of_workload).filter(|_| decide::is_write(info))?;
     let rule = root.spec.root.as_ref()?;
     let written = Written {

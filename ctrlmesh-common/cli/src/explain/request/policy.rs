@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_manager::rules::compile::{Compiled, CompiledPolicy, compile};
 use ctrlmesh_manager::rules::pod::Member;
+use ctrlmesh_manager::rules::shared::each;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
@@ -85,7 +86,7 @@ fn troubles(compiled: &Compiled, objects: &[String]) -> Vec<String> {
 /// By the status of the shard.
 fn acknowledged(world: &NamespaceWorld, pod: &Member, shard: Option<&str>) -> Option<i64> {
     let is_shard = |config: &&ShardingConfig| Some(config.name_any().as_str()) == shard;
-    let shard = world.snapshot.configs.iter().find(is_shard)?;
+    let shard = each(&world.snapshot.configs).find(is_shard)?;
     let mut pods = shard.status.iter().flat_map(|status| &status.pods);
     pods.find(|one| one.name == pod.name.name)?.epoch
 }

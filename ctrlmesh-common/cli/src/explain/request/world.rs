@@ -8,6 +8,7 @@ use ctrlmesh_manager::cluster::cache::Snapshot;
 use ctrlmesh_manager::rules::breaker::Breaker;
 use ctrlmesh_manager::rules::injection::Injection;
 use ctrlmesh_manager::rules::pod::{self, Member};
+use ctrlmesh_manager::rules::shared::{Shared, each};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -30,7 +31,8 @@ pub(super) struct NamespaceWorld {
 
 impl NamespaceWorld {
     pub(super) fn new(snapshot: Snapshot, breakers: Vec<CircuitBreaker>, pods: Vec<Member>, namespace: &str) -> Self {
-        let (members, unenrolled) = pods.iter().cloned().partition(Member::wants_proxy);
+        let all = pods.iter().cloned().map(Shared::from);
+        let (members, unenrolled) = all.partition(|pod| pod.wants_proxy());
         let unenrolled = [(namespace.to_owned(), unenrolled)].into();
         let of_pods = breakers.iter().map(Breaker::from).collect();
         Self { snapshot: Snapshot { breakers: of_pods, members, unenrolled, ..snapshot }, breakers, pods }
@@ -46,7 +48,7 @@ impl NamespaceWorld {
         let is_it = |config: &&ShardingConfig| {
             full_name.split_once('/') == Some((&config.namespace().unwrap_or_default(), &config.name_any()))
         };
-        self.snapshot.configs.iter().find(is_it)
+        each(&self.snapshot.configs).find(is_it)
     }
 }
 
@@ -64,7 +66,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> Result<NamespaceWo
     let each = |namespace: &ObjectMeta| names.extend(namespace.name.clone());
     paging::each_metadata(&namespaces, ListParams::default(), each).await.map_err(failed)?;
     let snapshot = Snapshot {
-        configs,
+        configs: configs.into_iter().map(Shared::from).collect(),
         injections: injections.iter().map(Injection::from).collect(),
         namespaces: names,
         first_ordinals: sets.iter().map(pod::first_ordinal).collect(),

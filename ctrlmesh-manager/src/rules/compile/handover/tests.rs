@@ -251,7 +251,7 @@ fn nothing_is_decided_before_the_unenrolled_pods_are_known() {
         configs: &manifests.configs,
         breakers: &manifests.breakers,
         injections: &manifests.injections,
-        members: &[enrolled("op-0")],
+        members: &[enrolled("op-0").into()],
         namespaces: &BTreeSet::new(),
         first_ordinals: &BTreeMap::new(),
         labelling: &Labelling::default(),

@@ -8,13 +8,14 @@ use crate::cluster::plan::Plan;
 use crate::ownership::fence_state::{States, is_gone};
 use crate::rules::fenced::{is_fenced, is_server_fenced, may_lose_fence};
 use crate::rules::object_name::full_name;
+use crate::rules::shared::each;
 
 pub(super) fn writes(plan: &Plan, fences: &States) -> Vec<Write> {
     let write = |root: &ShardingConfig| {
         let finalizers = wanted(root, is_gone(fences, &full_name(&root.metadata)))?;
         Some(Write::Finalizers { config: Box::new(root.clone()), finalizers })
     };
-    let roots = plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some());
+    let roots = each(&plan.snapshot.configs).filter(|config| config.spec.root.is_some());
     roots.filter_map(write).collect()
 }
 

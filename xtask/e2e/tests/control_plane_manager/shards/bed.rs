@@ -14,6 +14,7 @@ use ctrlmesh_manager::ownership::fence_state::{FenceState, States, Unfenced};
 use ctrlmesh_manager::rules::label_coverage::LabelCoverages;
 use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_manager::rules::shard::Labelling;
+use ctrlmesh_manager::rules::shared::Shared;
 use ctrlmesh_manager::status::cluster_writer::ClusterWriter;
 use ctrlmesh_manager::status::compute::Contact;
 use ctrlmesh_runtime::sync::lock;
@@ -69,7 +70,7 @@ async fn manage() -> Result<()> {
     let control = ClusterWriter {
         client: client.clone(),
         recorder: EventRecorder::new(client, "ctrlmesh-manager".into()),
-        labels: |_: &[ShardingConfig]| (None, LabelCoverages::default()),
+        labels: |_: &[Shared<ShardingConfig>]| (None, LabelCoverages::default()),
         fences: FENCES.subscribe(),
         rollouts: watch::Sender::default().subscribe(),
         ownerships: watch::Sender::default().subscribe(),

@@ -39,7 +39,7 @@ fn by_hand(more: Snapshot, breakers: Vec<CircuitBreaker>) -> NamespaceWorld {
     let limits = json!([{"relateResources": maps, "selector": {"matchLabels": {"team": "a"}}}]);
     let spec = json!({"selector": {"matchLabels": {"app": "op"}}, "limits": limits,
         "controller": {"leaderElectionName": "op"}});
-    let configs = vec![config("by-hand", &spec, &json!({}))];
+    let configs = vec![config("by-hand", &spec, &json!({})).into()];
     NamespaceWorld::new(Snapshot { configs, ..more }, breakers, vec![pod("op-0", "u-0")], "ops")
 }
 
@@ -61,7 +61,7 @@ fn fenced() -> NamespaceWorld {
         let owner = json!([{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "name": "root",
             "uid": "r", "controller": true}]);
         shard.metadata.owner_references = serde_json::from_value(owner).unwrap();
-        let snapshot = Snapshot { configs: vec![root, shard], ..Snapshot::default() };
+        let snapshot = Snapshot { configs: vec![root.into(), shard.into()], ..Snapshot::default() };
         NamespaceWorld::new(snapshot, Vec::new(), vec![pod("op-0", "u-0"), pod("op-1", "u-1")], "ops")
     };
     let unwritten = world("");
@@ -216,7 +216,7 @@ fn a_pod_without_a_proxy_or_a_shard_is_said_to_be_so() {
     let nothing = ask(&world, Verb::List, "shop", None);
     assert!(screen(&nothing).contains("No ShardingConfig selects the pod: it sees no object."), "{}", screen(&nothing));
     assert!(nothing.selector.is_some(), "{nothing:?}");
-    let configs = vec![config("broken", &json!({"selector": {"matchLabels": {"app": "op"}}}), &json!({}))];
+    let configs = vec![config("broken", &json!({"selector": {"matchLabels": {"app": "op"}}}), &json!({})).into()];
     let snapshot = Snapshot { configs, ..Snapshot::default() };
     let world = NamespaceWorld::new(snapshot, Vec::new(), vec![pod("op-0", "u-0")], "ops");
     let unknown = ask(&world, Verb::List, "shop", None);

@@ -16,6 +16,7 @@ use crate::rules::evidence::{self, RootEvidence};
 use crate::rules::manifest::Manifests;
 use crate::rules::pod::{Admitted, Member};
 use crate::rules::shard::Labelling;
+use crate::rules::shared::shared;
 
 /// An operator, and a manager.
 pub(super) struct Bed {
@@ -75,11 +76,11 @@ impl Bed {
             configs: &manifests.configs,
             breakers: &manifests.breakers,
             injections: &manifests.injections,
-            members: &self.enrolled,
+            members: &shared(&self.enrolled),
             namespaces: &["shop".to_owned(), "pay".to_owned()].into(),
             first_ordinals: &BTreeMap::new(),
             labelling: &Labelling::default(),
-            unenrolled: &[("ops".to_owned(), self.unenrolled.clone())].into(),
+            unenrolled: &[("ops".to_owned(), shared(&self.unenrolled))].into(),
             evidence: &[(ROOT.to_owned(), proved)].into(),
             leads: self.leads,
             held_back: &self.held_back,
