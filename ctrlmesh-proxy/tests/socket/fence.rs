@@ -297,11 +297,13 @@ async fn a_write_that_its_client_gave_up_is_waited_for() {
         assert!(given_up.await.is_err());
         until("the client to be gone", || async { bed.proxy.metric("ctrlmesh_proxy_streams").await == 0.0 }).await;
         bed.stream.send(&owning(2, &[9])).await;
-        bed.until_refused(&own).await;
+        // Of the same slot. Until the policy is in force, the API server gets it.
+        bed.until_refused(&format!("{OWN}/asked")).await;
         assert!(bed.stream.is_silent());
         bed.release.notify_one();
         assert_eq!(bed.stream.verdict().await.epoch, 2);
-        assert_eq!((bed.counted("writes_cut").await, bed.written()), (0.0, vec![format!("PUT {own}")]));
+        let writes = bed.written().into_iter().filter(|write| *write == format!("PUT {own}"));
+        assert_eq!((bed.counted("writes_cut").await, writes.count()), (0.0, 1));
     }
 }
 
