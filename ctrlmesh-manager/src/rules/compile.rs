@@ -136,8 +136,7 @@ pub struct Trouble {
 impl Trouble {
     /// That of the object.
     pub fn namespace(&self) -> &str {
-        let name = self.object.split_once(' ').map_or("", |(_kind, name)| name);
-        name.split_once('/').map_or("", |(namespace, _)| namespace)
+        self.object.split_once(' ').map_or("", |(_kind, name)| object_name::namespace_in(name))
     }
 }
 
@@ -145,7 +144,7 @@ impl Compiled {
     /// Takes away what is of these namespaces, and gives it.
     #[must_use]
     pub fn take(&mut self, namespaces: &BTreeSet<String>) -> Self {
-        let is_of = |name: &str| name.split_once('/').is_some_and(|(namespace, _)| namespaces.contains(namespace));
+        let is_of = |name: &str| namespaces.contains(object_name::namespace_in(name));
         Self {
             policies: self.policies.extract_if(.., |pod, _| namespaces.contains(&pod.namespace)).collect(),
             operators: self.operators.extract_if(.., |operator, _| is_of(operator)).collect(),

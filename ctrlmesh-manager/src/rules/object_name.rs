@@ -9,6 +9,11 @@ pub fn full_name(meta: &ObjectMeta) -> String {
     format!("{}/{}", namespace(meta), name(meta))
 }
 
+/// The namespace in such a name; empty where it has none.
+pub fn namespace_in(full_name: &str) -> &str {
+    full_name.split_once('/').map_or("", |(namespace, _name)| namespace)
+}
+
 pub fn namespace(meta: &ObjectMeta) -> &str {
     meta.namespace.as_deref().unwrap_or_default()
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::cache::Snapshot;
 use crate::rules::compile::{Compiled, Trouble};
-use crate::rules::object_name::namespace;
+use crate::rules::object_name::{namespace, namespace_in};
 
 /// All namespaces, or these.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ impl Changed {
         found.compare(&old.injections, &new.injections, |one| &one.selection.namespace);
         found.compare(&old.members, &new.members, |one| &one.name.namespace);
         found.compare_by_key(&old.unenrolled, &new.unenrolled, |namespace| namespace);
-        found.compare_by_key(&old.first_ordinals, &new.first_ordinals, |name| of_name(name));
-        found.compare_by_key(&old.evidence, &new.evidence, |name| of_name(name));
-        found.compare_by_key(&old.loads, &new.loads, |name| of_name(name));
+        found.compare_by_key(&old.first_ordinals, &new.first_ordinals, |name| namespace_in(name));
+        found.compare_by_key(&old.evidence, &new.evidence, |name| namespace_in(name));
+        found.compare_by_key(&old.loads, &new.loads, |name| namespace_in(name));
         for (old_uids, new_uids) in [(&old.held_back, &new.held_back), (&old.waiting, &new.waiting)] {
             let uids: BTreeSet<&String> = old_uids.symmetric_difference(new_uids).collect();
             if !uids.is_empty() {
@@ -46,7 +46,7 @@ impl Changed {
 pub(super) fn differing(old: &Compiled, new: &Compiled) -> BTreeSet<String> {
     let mut found = Found::default();
     found.compare_by_key(&old.policies, &new.policies, |pod| &pod.namespace);
-    found.compare_by_key(&old.operators, &new.operators, |name| of_name(name));
+    found.compare_by_key(&old.operators, &new.operators, |name| namespace_in(name));
     found.compare(&old.troubles, &new.troubles, Trouble::namespace);
     found.0
 }
@@ -78,9 +78,4 @@ impl Found {
         let gone = old.keys().filter(|key| !new.contains_key(key));
         self.0.extend(changed.chain(gone).map(|key| namespace(key).to_owned()));
     }
-}
-
-/// The namespace of `NAMESPACE/NAME`.
-fn of_name(name: &str) -> &str {
-    name.split_once('/').map_or("", |(namespace, _)| namespace)
 }
