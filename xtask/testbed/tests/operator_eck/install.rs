@@ -41,7 +41,9 @@ pub(crate) fn operator(cluster: &Cluster) -> Result<String> {
     let definitions = tools::elastic_operator().with_file_name("crds.yaml").display().to_string();
     // By the server: the definitions are too long for what kubectl would write into an annotation.
     kubectl(cluster, &["apply", "--server-side", "--filename", &definitions])?;
-    kubectl(cluster, &["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"])?;
+    // It fails where a definition has no conditions yet.
+    let wait = ["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"];
+    until("the definitions to be served", || Ok(kubectl(cluster, &wait).ok()))?;
     let key = KeyPair::generate()?;
     let certificate = CertificateParams::new([format!("{SERVICE}.{NAMESPACE}.svc")])?.self_signed(&key)?.pem();
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CERTIFICATE}, "type": "kubernetes.io/tls",
