@@ -14,6 +14,8 @@ pub mod selector;
 #[cfg(feature = "core")]
 pub mod resource;
 #[cfg(feature = "core")]
+pub mod member_path;
+#[cfg(feature = "core")]
 pub mod slots;
 #[cfg(feature = "core")]
 pub mod balance;
