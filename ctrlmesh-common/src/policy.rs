@@ -13,6 +13,7 @@ pub mod egress;
 pub mod fault;
 pub mod fence;
 pub mod guard;
+pub mod members;
 pub mod webhook;
 mod error;
 mod pod_policy;
@@ -24,6 +25,7 @@ use fault::{FaultError, MAX_REGEXES};
 pub use fence::Fence;
 pub use guard::Guard;
 use guard::GuardError;
+pub use members::Members;
 pub use pod_policy::PodPolicy;
 pub use webhook::Webhook;
 
@@ -58,6 +60,9 @@ pub struct Policy {
     /// Which objects of the limited kinds the pod may write. Absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    /// The member clusters that the pod reaches behind paths. Absent: such paths are like any others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<Members>,
     /// How often the pod may ask for something. A request that several of them match must pass them all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guards: Vec<Guard>,
@@ -175,6 +180,7 @@ impl Policy {
     /// Whether no request to the API server is changed or refused.
     pub fn passes_everything(&self) -> bool {
         let is_empty = self.limits.is_empty() && self.lock.is_none() && self.fence.is_none() && !self.shadow;
+        let is_empty = is_empty && self.members.is_none();
         self.mode == Mode::Pass || is_empty && self.guards.is_empty() && self.faults.is_empty()
     }
 
@@ -227,12 +233,13 @@ impl Policy {
         self.egress.as_ref().filter(|_| self.mode == Mode::Enforce)
     }
 
-    /// Whether clients read the same under `other`: limits and lock are the same. Epoch, `changed_at`, the fence,
-    /// `shadow`, guards, faults and egress rules do not count: they do not change what an answer of the API server
-    /// holds.
+    /// Whether clients read the same under `other`: limits, lock and members are the same. Epoch, `changed_at`, the
+    /// fence, `shadow`, guards, faults and egress rules do not count: they do not change what an answer of the API
+    /// server holds.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.mode == other.mode
             && self.lock == other.lock
+            && self.members == other.members
             && self.limits.len() == other.limits.len()
             && self.limits.iter().zip(&other.limits).all(|(one, other)| one.means_the_same(other))
     }
@@ -258,6 +265,7 @@ impl Policy {
         self.check_length()?;
         self.check_guards()?;
         self.check_faults()?;
+        self.members.as_ref().map_or(Ok(()), Members::check).map_err(|source| PolicyError::Members { source })?;
         self.egress.as_ref().map_or(Ok(()), Egress::check).map_err(|source| PolicyError::Egress { source })?;
         self.lock.as_ref().map_or(Ok(()), Lock::check)
     }

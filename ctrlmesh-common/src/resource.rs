@@ -19,6 +19,17 @@ pub struct ResourceMatch {
     pub resources: Vec<String>,
 }
 
+/// A resource of the API server, or of a member cluster behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceKey<'a> {
+    /// The member cluster; `None` for the API server itself.
+    pub member: Option<MemberKey<'a>>,
+    /// Empty for the core group.
+    pub group: &'a str,
+    /// In its plural form.
+    pub resource: &'a str,
+}
+
 /// A list that cannot be matched against. The field is relative to the resource match.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResourceMatchError {
@@ -72,6 +83,22 @@ pub fn other_group(group: &str, resource: &str) -> Option<&'static str> {
         ("", "events") => Some("events.k8s.io"),
         ("events.k8s.io", "events") => Some(""),
         _ => None,
+    }
+}
+
+/// A member cluster. Two paths may lead to members of the same name, which are two servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberKey<'a> {
+    /// The path that leads to it, without escapes.
+    pub path: &'a str,
+    /// Its name.
+    pub name: &'a str,
+}
+
+impl<'a> ResourceKey<'a> {
+    /// A resource of the API server itself.
+    pub const fn of_host(group: &'a str, resource: &'a str) -> Self {
+        Self { member: None, group, resource }
     }
 }
 

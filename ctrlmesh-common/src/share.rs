@@ -1,9 +1,11 @@
 //! Compiles the policy of one ShardingConfig, and says which objects a root divides.
 
-use crate::api::{self, LabelSelector, Root, ShardingConfig};
-use crate::policy::{Limit, Lock, Policy};
+use crate::api::{self, Clusters, LabelSelector, Root, ShardingConfig};
+use crate::member_path::PathTemplateError;
+use crate::policy::{Limit, Lock, Members, Policy};
 use crate::resource::ResourceMatch;
 use crate::selector::{RequirementError, Selector};
+use crate::slots::ParseSlotError;
 
 /// A `ShardingConfig` from which no policy follows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +38,22 @@ pub enum ShareError {
         /// Which limit.
         limit: usize,
     },
+    /// A path is no template.
+    #[error("spec.clusters[{at}].path")]
+    Path {
+        /// Which entry.
+        at: usize,
+        /// What is wrong with it.
+        source: PathTemplateError,
+    },
+    /// A text is no hash.
+    #[error("spec.clusterHashes[{at}]")]
+    Hash {
+        /// Which entry.
+        at: usize,
+        /// What is wrong with it.
+        source: ParseSlotError,
+    },
     /// It has no limits: its shard would see everything.
     #[error("spec.limits is empty, so it selects nothing to share")]
     Unlimited,
@@ -56,7 +74,18 @@ pub fn policy(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShareE
     });
     let limits = config.spec.limits.iter().enumerate().map(|(at, limit)| compiled(at, limit));
     let allow_proxy = config.spec.allow_proxy == Some(true);
-    Ok(Policy { limits: limits.collect::<Result<_, _>>()?, lock, allow_proxy, ..Policy::default() })
+    let (limits, members) = (limits.collect::<Result<_, _>>()?, members(config)?);
+    Ok(Policy { limits, lock, members, allow_proxy, ..Policy::default() })
+}
+
+/// The members of a shard, and which of them it sees.
+fn members(config: &ShardingConfig) -> Result<Option<Members>, ShareError> {
+    let slot = |(at, text): (usize, &String)| text.parse().map_err(|source| ShareError::Hash { at, source });
+    let hashes = config.spec.cluster_hashes.as_ref();
+    let sees = hashes.map(|all| all.iter().enumerate().map(slot).collect::<Result<_, _>>()).transpose()?;
+    let path = |(at, one): (usize, &Clusters)| one.path.parse().map_err(|source| ShareError::Path { at, source });
+    let paths = config.spec.clusters.iter().enumerate().map(path).collect::<Result<Vec<_>, _>>()?;
+    Ok((!paths.is_empty()).then(|| Members { paths, sees, ..Members::default() }))
 }
 
 /// Which objects of a resource a root divides: those that all its selectors for the resource match. `None`: none of

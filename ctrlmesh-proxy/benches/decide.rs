@@ -94,8 +94,13 @@ fn guards(times: usize) {
 /// A limit that lets every request of the bench pass.
 fn guard(number: usize, verb: &str) -> Guard {
     let all = || vec!["*".to_owned()];
-    let requests =
-        RequestMatch { api_groups: all(), resources: all(), verbs: vec![verb.to_owned()], namespaces: all() };
+    let requests = RequestMatch {
+        api_groups: all(),
+        resources: all(),
+        verbs: vec![verb.to_owned()],
+        namespaces: all(),
+        ..RequestMatch::default()
+    };
     Guard {
         breaker: format!("ops/breaker-{}", number / 8),
         rule: format!("rule-{number}"),

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::metrics::Metrics;
-use crate::policy::{Current, FollowedPolicy};
+use crate::policy::{Current, FollowedPolicy, ReadResource};
 
 mod past;
 
@@ -207,7 +207,7 @@ impl MetFaults {
     /// The collection of a list that is to be answered from an older state.
     pub(crate) fn recorded(&self, info: &RequestInfo<'_>) -> Option<Recorded> {
         let age = self.ages().max()?;
-        Some(Recorded { group: info.api_group().to_owned(), resource: info.resource().to_owned(), age })
+        Some(Recorded { of: ReadResource::new(info.resource_key()), age })
     }
 
     /// Whether it is a list that is to be answered from an older state.

@@ -31,7 +31,7 @@ pub use ctrlmesh_common::pod_name::PodName;
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};
 pub(crate) use followed::FollowedPolicy;
-pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersions, ReadOf, Reading};
+pub use history::{History, HistoryExceeded, HistoryFile, InForce, PendingVersions, ReadOf, ReadResource, Reading};
 pub use loss::loses;
 pub use pod_file::remove_abandoned;
 pub use pod_reports::{AllReports, BypassReports, EndedReports, GuardReports, LockReports};

@@ -233,15 +233,18 @@ async fn asks(policy: &mut Current, asks: bool) {
 /// What a watch shows, where changes that it shows under `policy` count.
 pub(crate) fn counted_changes(policy: &Policy, watch: &RequestInfo<'_>) -> Option<Box<Kind>> {
     let (group, resource) = (watch.api_group(), watch.resource());
-    let counts = policy.report_traffic && policy.is_limited(group, resource);
+    let counts = policy.report_traffic && watch.cluster().is_none() && policy.is_limited(group, resource);
     counts.then(|| Box::new((group.to_owned(), resource.to_owned())))
 }
 
 /// Whether a request writes an object of a resource that a limit covers, and neither an event nor a dry run.
 fn writes_limited(policy: &Policy, info: &RequestInfo<'_>) -> bool {
-    let resource = (info.api_group(), info.resource());
+    let is_limited = || match info.cluster() {
+        Some(_) => policy.members().is_some_and(|members| members.sees.is_some()),
+        None => policy.is_limited(info.api_group(), info.resource()),
+    };
     decide::is_write(info)
-        && policy.is_limited(resource.0, resource.1)
+        && is_limited()
         && !decide::is_event(info)
         && !decide::is_dry_run(info)
         && !decide::is_token(info)
@@ -250,6 +253,10 @@ fn writes_limited(policy: &Policy, info: &RequestInfo<'_>) -> bool {
 /// The slot that the pod owns, and to whose load a request belongs, where the policy asks for that.
 fn loaded_slot(policy: &Policy, info: &RequestInfo<'_>) -> Option<Slot> {
     let fence = policy.fence().filter(|fence| fence.counts_slots)?;
+    if let Some(cluster) = info.cluster() {
+        let members = policy.members().filter(|members| members.sees.is_some() && members.sees(cluster))?;
+        return Some(members.hash.slot(cluster));
+    }
     fence.owned_slot((info.api_group(), info.resource()), info.namespace(), info.name())
 }
 

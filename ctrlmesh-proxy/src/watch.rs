@@ -292,7 +292,7 @@ impl Watch {
         match spliced {
             SpliceOutcome::Joined { target, response } => {
                 metrics.spliced.inc();
-                let info = RequestInfo::parse("GET", target.as_str()).ok();
+                let info = self.template.read(&target).ok();
                 self.frames = info.and_then(|info| frames(&info, response.headers()));
                 self.upstream = response.into_body();
                 self.state = State::Passing;

@@ -251,6 +251,11 @@ pub struct ResourceRule {
     /// Namespaces; `"*"` is every namespace, and the only one to match requests without a namespace. 1 to 1024.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub namespaces: Vec<String>,
+    /// Member clusters, of the ShardingConfig's `clusters`; `"member-*"` is each whose name begins so. Absent or empty:
+    /// the API server itself, and no member. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub clusters: Vec<String>,
 }
 
 /// Requests to another server.

@@ -249,6 +249,11 @@ pub struct FaultResources {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub verbs: Vec<String>,
+    /// Member clusters, of the ShardingConfig's `clusters`; `"member-*"` is each whose name begins so. Absent or empty:
+    /// the API server itself, and no member. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub clusters: Vec<String>,
 }
 
 /// Requests by their HTTP form; an absent field matches all. Of TLS to another server, host and port alone are seen.

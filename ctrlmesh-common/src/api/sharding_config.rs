@@ -71,6 +71,17 @@ pub struct ShardingConfigSpec {
     /// may be another API server, or a kubelet: they know nothing of shards. Absent: it may not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_proxy: Option<bool>,
+    /// The member clusters that the operator reaches behind paths of the API server. What stands behind such a path
+    /// is a request to the member. Absent or empty: such paths are as any other. Of a shard; a root has its own
+    /// `clusters`. At most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
+    pub clusters: Vec<Clusters>,
+    /// Which members of `clusters` are the shard's: those whose names have these hashes, `"0"` to `"31"`. It sees
+    /// nothing of the others, and writes nothing there. Absent: all members. Of a shard; in a root ignored. At most 32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), inner(length(max = 2)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub cluster_hashes: Option<Vec<String>>,
     /// The share of objects: each limit restricts some resources to the objects that its selector matches. A resource
     /// may be covered by one limit only. Required unless `root` is set; absent or empty there, and not used. At most
     /// 64.
@@ -81,6 +92,31 @@ pub struct ShardingConfigSpec {
     /// shard. Can be neither added nor removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Root>,
+}
+
+/// Member clusters that an operator reaches in one way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Clusters {
+    /// A path of the API server, with `{cluster}` in the place of the member's name, such as
+    /// `/apis/cluster.karmada.io/v1alpha1/clusters/{cluster}/proxy`. Whole segments may be `{namespace}`, once, and
+    /// `*`, for anything. Below `/apis` it goes through subresource `proxy`, and none is below `/api`. No two paths may
+    /// overlap. Immutable.
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^(/[^/]+)+$"))]
+    pub path: String,
+}
+
+/// What the shards of a root divide. With `Cluster`, each member of `clusters` has one shard, by the hash of its name.
+/// The others see nothing of it, and write nothing there. That needs `clusters`, and `fence: Proxy`, because no API
+/// server fences what is in a member. With `Namespace`, every shard sees and writes all of every member. Immutable.
+/// Default `Namespace`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Unit {
+    /// Objects, by their namespaces.
+    #[default]
+    Namespace,
+    /// Member clusters, by their names, and objects of the API server itself as with `Namespace`.
+    Cluster,
 }
 
 /// The controllers of an operator.
@@ -209,6 +245,14 @@ pub struct Root {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_selector: Vec<ResourceSelector>,
+    /// The member clusters that the operator reaches behind paths of the API server, for all shards. Immutable. Absent
+    /// or empty: such paths are as any other. At most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
+    pub clusters: Vec<Clusters>,
+    /// Absent: `Namespace`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<Unit>,
     /// Absent: `Server`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<FenceMode>,
@@ -230,6 +274,11 @@ impl Root {
     /// Whether its shares are elastic, and kept even by load.
     pub fn balances_by_load(&self) -> bool {
         self.auto.as_ref().is_some_and(Auto::balances_by_load)
+    }
+
+    /// Whether its shards divide member clusters.
+    pub fn divides_clusters(&self) -> bool {
+        self.unit == Some(Unit::Cluster)
     }
 
     /// Who refuses writes, where the root says so and where it does not.

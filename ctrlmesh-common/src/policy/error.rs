@@ -4,6 +4,7 @@ use super::MAX_SELECTOR_BYTES;
 use super::egress::EgressError;
 use super::fault::FaultError;
 use super::guard::GuardError;
+use super::members::MembersError;
 use crate::resource::ResourceMatchError;
 
 /// A policy that no proxy can apply.
@@ -36,6 +37,12 @@ pub enum PolicyError {
         limit: usize,
         /// How many bytes.
         bytes: usize,
+    },
+    /// Members that cannot be told apart.
+    #[error("members")]
+    Members {
+        /// What is wrong with them.
+        source: MembersError,
     },
     /// A guard that cannot be applied.
     #[error("guards[{at}]")]

@@ -332,7 +332,13 @@ mod tests {
     fn ports_beside_what_only_the_api_server_has_are_refused() {
         let elsewhere = fault(&[at(&[]), at(&[80])]);
         let every = || vec!["*".to_owned()];
-        let request = RequestMatch { api_groups: every(), resources: every(), verbs: every(), namespaces: every() };
+        let request = RequestMatch {
+            api_groups: every(),
+            resources: every(),
+            verbs: every(),
+            namespaces: every(),
+            clusters: Vec::new(),
+        };
         let lost = ApiFault { kind: ApiFaultKind::AnswerLost, share: WHOLE };
         assert_eq!(elsewhere.check(), Ok(()));
         assert_eq!(Fault { requests: vec![request], ..elsewhere.clone() }.check(), Err(FaultError::Ports));

@@ -108,6 +108,9 @@ pub struct RequestMatch {
     pub verbs: Vec<String>,
     /// Only `*` matches requests without a namespace.
     pub namespaces: Vec<String>,
+    /// Member clusters; `member-*` is each whose name begins so. None at all: the API server itself, and no member.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<String>,
 }
 
 /// A guard that no proxy can apply.

@@ -184,5 +184,6 @@ fn requests(rule: &ResourceRule) -> RequestMatch {
         resources: rule.resources.clone(),
         verbs: rule.verbs.clone(),
         namespaces: rule.namespaces.clone(),
+        clusters: rule.clusters.clone(),
     }
 }

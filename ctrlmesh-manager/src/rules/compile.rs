@@ -43,6 +43,7 @@ mod egress;
 mod guards;
 mod webhook;
 mod near;
+mod members;
 
 use guards::Guarded;
 use near::Near;
@@ -190,7 +191,7 @@ pub fn compile(world: World<'_>, before: &PoliciesByPod) -> Compiled {
         }
         let policy = match shards[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last.map(Arc::as_ref))) => last.cloned(),
-            [] => Some(Arc::new(CompiledPolicy::nothing_for(pod))),
+            [] => Some(Arc::new(CompiledPolicy::nothing_for(pod, members::members_of(pod, world.configs, last)))),
             [(at, shard)] => match &mut shard_policies[at] {
                 Some(policies) => policies.compile(shard, pod, operators[at].is_owner(pod, shard)),
                 None => last.cloned(),

@@ -99,6 +99,7 @@ fn requests(spec: &FaultResources) -> RequestMatch {
         resources: every(&spec.resources),
         verbs: every(&spec.verbs),
         namespaces: every(&spec.namespaces),
+        clusters: spec.clusters.clone(),
     }
 }
 

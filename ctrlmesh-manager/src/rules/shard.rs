@@ -260,13 +260,16 @@ fn satisfiable(selector: &LabelSelector) -> bool {
 }
 
 fn config(root: &ShardingConfig, share: &Share, limits: Vec<Limit>) -> ShardingConfig {
-    let root_name = root.metadata.name.clone().unwrap_or_default();
+    let (root_name, rule) = (root.metadata.name.clone().unwrap_or_default(), root.spec.root.as_ref());
+    let hashes = || share.slots.iter().map(|slot| slot.to_string()).collect();
     let injected = (label::SHARDING_CONFIG_INJECTED.to_owned(), share.name.clone());
     let spec = ShardingConfigSpec {
         selector: Some(LabelSelector { match_labels: [injected].into(), match_expressions: Vec::new() }),
         controller: root.spec.controller.clone(),
         webhook: root.spec.webhook.clone(),
         allow_proxy: root.spec.allow_proxy,
+        clusters: rule.map(|rule| rule.clusters.clone()).unwrap_or_default(),
+        cluster_hashes: rule.filter(|rule| rule.divides_clusters()).map(|_| hashes()),
         limits,
         root: None,
     };

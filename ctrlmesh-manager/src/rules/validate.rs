@@ -17,6 +17,7 @@ use crate::rules::pod::Member;
 mod regular_expression;
 mod schema;
 mod limits;
+mod clusters;
 mod overlap;
 mod unserved;
 mod rollout;
@@ -155,6 +156,7 @@ pub fn change(old: &ShardingConfig, new: &ShardingConfig) -> Report {
     if old.spec.root.is_some() != new.spec.root.is_some() {
         report.error("spec.root", "can be neither added nor removed. Delete the ShardingConfig and create another");
     }
+    clusters::check_change(&old.spec, &new.spec, &mut report);
     report
 }
 
@@ -215,6 +217,7 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
         }
         None => {}
     }
+    clusters::check_of_shard(spec, report);
     limits::check(&spec.limits, report);
 }
 

@@ -11,6 +11,7 @@ use crate::request::RequestInfo;
 mod ambiguous;
 mod fence;
 mod lock;
+mod member;
 mod shadow;
 mod shard;
 
@@ -124,6 +125,9 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Re
     }
     if !request.is_resource_request() {
         return Ok(Plan::default());
+    }
+    if let (Some(cluster), Some(members)) = (request.cluster(), policy.members()) {
+        return member::plan(policy, members, cluster, request);
     }
     if let Some(to) = proxied_to(request).filter(|_| policy.forbids_proxy()) {
         return Err(Refusal::Proxied { to });

@@ -6,18 +6,27 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use ctrlmesh_common::resource::ResourceKey;
+
 mod fields;
+mod member;
 mod query;
+mod segments;
 mod url;
 
 pub use fields::{FieldSelector, FieldSelectorError, NAME, NAMESPACE, Term};
+pub use member::Member;
 pub use query::{DecodedPair, Pair, Query};
+use segments::{Segments, Span};
 pub use url::TargetError;
 
 /// A request as the API server understands it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestInfo<'a> {
     method: &'a [u8],
+    /// Everything but the raw path is as this member cluster reads it.
+    member: Option<Box<Member>>,
+    /// With what leads to the member.
     raw_path: &'a [u8],
     query: Query<'a>,
     origin_form: bool,
@@ -25,14 +34,14 @@ pub struct RequestInfo<'a> {
     resource_request: bool,
     verb_in_path: bool,
     verb: Cow<'a, str>,
-    api_prefix: Range<usize>,
-    api_group: Range<usize>,
-    api_version: Range<usize>,
-    namespace: Range<usize>,
-    resource: Range<usize>,
-    name: Range<usize>,
-    subresource: Range<usize>,
-    required_name: Option<String>,
+    api_prefix: Span,
+    api_group: Span,
+    api_version: Span,
+    namespace: Span,
+    resource: Span,
+    name: Span,
+    subresource: Span,
+    required_name: Option<Box<str>>,
     field_selector: Option<Cow<'a, str>>,
     label_selector: Option<Cow<'a, str>>,
 }
@@ -40,6 +49,8 @@ pub struct RequestInfo<'a> {
 /// An object, whatever the version of its API.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectKey {
+    /// The member cluster that has it; `None` for the API server itself.
+    pub cluster: Option<String>,
     /// Empty for the core group.
     pub group: String,
     pub resource: String,
@@ -47,12 +58,6 @@ pub struct ObjectKey {
     pub namespace: String,
     /// Empty where it is any object of the collection.
     pub name: String,
-}
-
-/// The segments of a path, as ranges of it, without the slashes at its ends.
-struct Segments<'p> {
-    path: &'p str,
-    rest: Option<Range<usize>>,
 }
 
 impl<'a> RequestInfo<'a> {
@@ -70,22 +75,27 @@ impl<'a> RequestInfo<'a> {
     /// As [`RequestInfo::parse`].
     pub fn parse_bytes(method: &'a [u8], target: &'a [u8]) -> Result<Self, TargetError> {
         let target = url::split(method, target)?;
+        Self::of(method, target.raw_path, Query::new(target.raw_query), target.origin_form)
+    }
+
+    fn of(method: &'a [u8], raw_path: &'a [u8], query: Query<'a>, origin_form: bool) -> Result<Self, TargetError> {
         let mut info = Self {
             method,
-            raw_path: target.raw_path,
-            query: Query::new(target.raw_query),
-            origin_form: target.origin_form,
-            path: url::text(url::unescape(target.raw_path, b'+')?),
+            member: None,
+            raw_path,
+            query,
+            origin_form,
+            path: url::text(url::unescape(raw_path, b'+')?),
             resource_request: false,
             verb_in_path: false,
             verb: lowercase(method),
-            api_prefix: 0..0,
-            api_group: 0..0,
-            api_version: 0..0,
-            namespace: 0..0,
-            resource: 0..0,
-            name: 0..0,
-            subresource: 0..0,
+            api_prefix: Span::default(),
+            api_group: Span::default(),
+            api_version: Span::default(),
+            namespace: Span::default(),
+            resource: Span::default(),
+            name: Span::default(),
+            subresource: Span::default(),
             required_name: None,
             field_selector: None,
             label_selector: None,
@@ -110,8 +120,9 @@ impl<'a> RequestInfo<'a> {
         &self.path
     }
 
+    /// Behind what leads to a member.
     pub fn raw_path(&self) -> &'a [u8] {
-        self.raw_path
+        &self.raw_path[self.prefix().len()..]
     }
 
     pub fn query(&self) -> Query<'a> {
@@ -135,30 +146,36 @@ impl<'a> RequestInfo<'a> {
 
     /// `api` or `apis`.
     pub fn api_prefix(&self) -> &str {
-        &self.path[self.api_prefix.clone()]
+        self.api_prefix.of(&self.path)
     }
 
     /// Empty for the core group.
     pub fn api_group(&self) -> &str {
-        &self.path[self.api_group.clone()]
+        self.api_group.of(&self.path)
     }
 
     pub fn api_version(&self) -> &str {
-        &self.path[self.api_version.clone()]
+        self.api_version.of(&self.path)
     }
 
     /// Empty across namespaces and for resources of cluster scope.
     pub fn namespace(&self) -> &str {
-        &self.path[self.namespace.clone()]
+        self.namespace.of(&self.path)
     }
 
     /// In its plural form.
     pub fn resource(&self) -> &str {
-        &self.path[self.resource.clone()]
+        self.resource.of(&self.path)
+    }
+
+    /// The resource, and where it is.
+    pub fn resource_key(&self) -> ResourceKey<'_> {
+        let member = self.member().map(Member::key);
+        ResourceKey { member, group: self.api_group(), resource: self.resource() }
     }
 
     pub fn subresource(&self) -> &str {
-        &self.path[self.subresource.clone()]
+        self.subresource.of(&self.path)
     }
 
     /// The object's name, from the path or from a field selector.
@@ -167,17 +184,17 @@ impl<'a> RequestInfo<'a> {
     }
 
     pub fn name_in_path(&self) -> &str {
-        &self.path[self.name.clone()]
+        self.name.of(&self.path)
     }
 
     /// In [`RequestInfo::path`].
     pub fn name_range(&self) -> Range<usize> {
-        self.name.clone()
+        self.name.range()
     }
 
     /// In [`RequestInfo::path`].
     pub fn subresource_range(&self) -> Range<usize> {
-        self.subresource.clone()
+        self.subresource.range()
     }
 
     /// Empty where the server does not authorize by it.
@@ -196,6 +213,7 @@ impl<'a> RequestInfo<'a> {
         let text = str::to_owned;
         let is_namespace = (self.api_group(), self.resource()) == ("", "namespaces");
         ObjectKey {
+            cluster: self.cluster().map(text),
             group: text(self.api_group()),
             resource: text(self.resource()),
             namespace: if is_namespace { String::new() } else { text(self.namespace()) },
@@ -240,22 +258,22 @@ impl<'a> RequestInfo<'a> {
         if count < 3 || !groupless && &path[prefix.clone()] != "apis" {
             return Ok(());
         }
-        self.api_prefix = prefix;
+        self.api_prefix = prefix.into();
         if !groupless {
             if count < 4 {
                 return Ok(());
             }
-            self.api_group = segments.next();
+            self.api_group = segments.next().into();
         }
         self.resource_request = true;
-        self.api_version = segments.next();
+        self.api_version = segments.next().into();
         self.read_verb(path, &mut segments)?;
         self.read_namespace(path, &mut segments);
-        self.resource = segments.next();
-        self.name = segments.next();
+        self.resource = segments.next().into();
+        self.name = segments.next().into();
         // A `/proxy/` prefix leaves no subresource: everything behind the name is for whom is proxied to.
         if self.verb != "proxy" {
-            self.subresource = segments.next();
+            self.subresource = segments.next().into();
         }
         Ok(())
     }
@@ -282,9 +300,9 @@ impl<'a> RequestInfo<'a> {
         if &path[segments.peek()] != "namespaces" || segments.count() < 2 {
             return;
         }
-        let mut behind = Segments { path, rest: segments.rest.clone() };
+        let mut behind = segments.clone();
         behind.next();
-        self.namespace = behind.next();
+        self.namespace = behind.next().into();
         if behind.count() > 0 && !matches!(&path[behind.peek()], "status" | "finalize") {
             *segments = behind;
         }
@@ -295,7 +313,7 @@ impl<'a> RequestInfo<'a> {
         if self.verb == "get" && self.name.is_empty() {
             let options = self.query.list_options();
             self.verb = Cow::Borrowed(if options.watch { "watch" } else { "list" });
-            self.required_name = options.name;
+            self.required_name = options.name.map(String::into_boxed_str);
         }
         if self.verb == "delete" && self.name.is_empty() {
             self.verb = Cow::Borrowed("deletecollection");
@@ -304,35 +322,6 @@ impl<'a> RequestInfo<'a> {
             self.field_selector = self.query.text("fieldSelector");
             self.label_selector = self.query.text("labelSelector");
         }
-    }
-}
-
-impl<'p> Segments<'p> {
-    fn new(path: &'p str) -> Self {
-        let start = path.len() - path.trim_start_matches('/').len();
-        let end = start + path[start..].trim_end_matches('/').len();
-        Self { path, rest: (start < end).then_some(start..end) }
-    }
-
-    /// How many segments are left.
-    fn count(&self) -> usize {
-        self.rest.clone().map_or(0, |rest| self.path[rest].split('/').count())
-    }
-
-    /// The next segment; empty where none is left.
-    fn peek(&self) -> Range<usize> {
-        let Some(rest) = self.rest.clone() else {
-            return 0..0;
-        };
-        let end = self.path[rest.clone()].find('/').map_or(rest.end, |length| rest.start + length);
-        rest.start..end
-    }
-
-    /// Takes the next segment; empty where none is left.
-    fn next(&mut self) -> Range<usize> {
-        let segment = self.peek();
-        self.rest = self.rest.take().filter(|rest| segment.end < rest.end).map(|rest| segment.end + 1..rest.end);
-        segment
     }
 }
 

@@ -36,7 +36,8 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
     if let Some(policy) = &plan.selector {
         query = Cow::Owned(selector::narrowed(&query, policy));
     }
-    let mut target = String::from_utf8_lossy(&path).into_owned();
+    let mut target = String::from_utf8_lossy(request.prefix()).into_owned();
+    target.push_str(&String::from_utf8_lossy(&path));
     if !query.is_empty() {
         target.push('?');
         target.push_str(&String::from_utf8_lossy(&query));

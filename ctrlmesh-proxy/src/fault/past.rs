@@ -7,6 +7,8 @@ use std::time::Duration;
 use ctrlmesh_runtime::sync::lock;
 use tokio::time::Instant;
 
+use crate::policy::ReadResource;
+
 /// Collections of one pod that are recorded.
 const MAX_COLLECTIONS: usize = 64;
 
@@ -22,9 +24,7 @@ pub(super) struct PastVersions {
 /// A collection whose versions are recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Recorded {
-    /// The API group.
-    pub(crate) group: String,
-    pub(crate) resource: String,
+    pub(crate) of: ReadResource,
     /// How old the state is to be.
     pub(crate) age: Duration,
 }
@@ -114,12 +114,17 @@ impl Drop for Recording {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::resource::ResourceKey;
     use tokio::time;
 
     use super::*;
 
+    fn of(resource: &str) -> ReadResource {
+        ReadResource::new(ResourceKey::of_host("", resource))
+    }
+
     fn pods(age: u64) -> Recorded {
-        Recorded { group: String::new(), resource: "pods".to_owned(), age: Duration::from_secs(age) }
+        Recorded { of: of("pods"), age: Duration::from_secs(age) }
     }
 
     #[tokio::test(start_paused = true)]
@@ -147,7 +152,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_recorded_no_more_makes_room() {
         let past = Arc::new(PastVersions::default());
-        let all = |age| Recorded { resource: format!("kind-{age}"), ..pods(1) };
+        let all = |age| Recorded { of: of(&format!("kind-{age}")), ..pods(1) };
         let recordings: Vec<Recording> = (0..MAX_COLLECTIONS).map(|one| past.record(all(one)).unwrap()).collect();
         assert!(past.record(pods(1)).is_none(), "there are too many");
         recordings[0].add(1);

@@ -8,7 +8,13 @@ use crate::policy::GuardReports;
 
 fn guard(rule: &str, trigger: Trigger) -> Guard {
     let all = || vec!["*".to_owned()];
-    let requests = RequestMatch { api_groups: all(), resources: all(), verbs: all(), namespaces: all() };
+    let requests = RequestMatch {
+        api_groups: all(),
+        resources: all(),
+        verbs: all(),
+        namespaces: all(),
+        ..RequestMatch::default()
+    };
     Guard {
         breaker: "ops/wild".to_owned(),
         rule: rule.to_owned(),

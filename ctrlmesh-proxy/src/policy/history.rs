@@ -11,6 +11,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::resource::ResourceKey;
 use ctrlmesh_runtime::sync::lock;
 
 mod reads;
@@ -24,7 +25,7 @@ use summary::ForgottenPolicies;
 use versions::Versions;
 
 pub use file::HistoryFile;
-pub use reads::{PendingVersions, ReadOf};
+pub use reads::{PendingVersions, ReadOf, ReadResource};
 
 /// Policies that are remembered one by one: enough for as many changes while one list is read.
 const MAX_REMEMBERED: usize = 32;
@@ -138,23 +139,21 @@ impl History {
     pub fn suspects(
         &self,
         now: &InForce,
-        (group, resource): (&str, &str),
+        of: ResourceKey<'_>,
         version: u64,
     ) -> Result<Vec<Arc<InForce>>, HistoryExceeded> {
         let mut remembered = self.remembered();
         let mut suspects: Vec<Arc<InForce>> = Vec::new();
         for past in remembered.policies.iter().filter(|past| !now.shares(past)) {
-            let same = |other: &Policy| {
-                other.selector_for(group, resource) == past.selector_for(group, resource)
-                    && other.lock_for(group, resource) == past.lock_for(group, resource)
-            };
+            let same =
+                |other: &Policy| other.selector_of(of) == past.selector_of(of) && other.lock_of(of) == past.lock_of(of);
             let known = same(now) || suspects.iter().any(|other| same(other));
-            if !known && !past.reads.until(group, resource).is_before(version) {
+            if !known && !past.reads.until(of).is_before(version) {
                 suspects.push(past.clone());
             }
         }
         let forgotten = remembered.forgotten.as_mut();
-        let lost = forgotten.is_some_and(|past| past.is_suspect(now, (group, resource), version));
+        let lost = forgotten.is_some_and(|past| past.is_suspect(now, of, version));
         drop(remembered);
         if lost { Err(HistoryExceeded) } else { Ok(suspects) }
     }
@@ -175,35 +174,35 @@ impl History {
 
     /// The policies other than `now` for which the API server is to be asked for a version of a resource: no client
     /// reads it under them any more, and no version is known.
-    pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<PendingVersions> {
+    pub fn unread(&self, now: &InForce, of: ResourceKey<'_>) -> Vec<PendingVersions> {
         let mut remembered = self.remembered();
         let PastPolicies { policies, forgotten } = &mut *remembered;
         let past = policies.iter().filter(|past| !now.shares(past));
-        let unread = past.filter_map(|past| Reads::unread(&past.reads, group, resource));
+        let unread = past.filter_map(|past| Reads::unread(&past.reads, of));
         let mut unread: Vec<_> = unread.collect();
-        unread.extend(forgotten.iter_mut().flat_map(|past| past.unread(group, resource)));
+        unread.extend(forgotten.iter_mut().flat_map(|past| past.unread(of)));
         drop(remembered);
         unread
     }
 
     /// Records that no client read a resource beyond `version` under those policies. The API server must have given the
     /// version after [`History::unread`] returned them.
-    pub fn was_read_until(&self, unread: &[PendingVersions], resource: (&str, &str), version: u64) {
+    pub fn was_read_until(&self, unread: &[PendingVersions], of: ResourceKey<'_>, version: u64) {
         for unread in unread {
-            unread.was_read_until(resource, version);
+            unread.was_read_until(of, version);
         }
         self.write_down(&self.remembered());
     }
 
     /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
-    pub fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
-        self.versions.compare(resource, changed_at)
+    pub fn compare(&self, of: ResourceKey<'_>, changed_at: u64) -> Option<bool> {
+        self.versions.compare(of, changed_at)
     }
 
     /// Records the newest version of a resource, which the API server gave after the policy had changed. Returns
     /// whether the two compare.
-    pub fn found(&self, resource: (&str, &str), changed_at: u64, newest: u64) -> bool {
-        self.versions.found(resource, changed_at, newest)
+    pub fn found(&self, of: ResourceKey<'_>, changed_at: u64, newest: u64) -> bool {
+        self.versions.found(of, changed_at, newest)
     }
 
     /// Writes the file for the next process. That one has to assume that every possible reader was answered.
@@ -258,8 +257,8 @@ impl Reading {
     }
 
     /// Records that the API server answered: from here on the reader may hold objects of the resource.
-    pub fn answered(&self, group: &str, resource: &str) {
-        self.policy.reads.answered(group, resource);
+    pub fn answered(&self, of: ResourceKey<'_>) {
+        self.policy.reads.answered(of);
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::policy::{Mode, Policy};
+use ctrlmesh_common::policy::{Members, Mode, Policy};
 use ctrlmesh_common::resource::WILDCARD;
 use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::slots::Slot;
 use ctrlmesh_request::rewrite::watch::difference;
 
 /// Stands for every group or resource that no limit names.
@@ -14,6 +15,9 @@ const OTHER: &str = "";
 pub fn loses(before: &Policy, after: &Policy) -> bool {
     if before.means_the_same(after) {
         return false;
+    }
+    if loses_members(before.members(), after.members()) {
+        return true;
     }
     let groups = names(before, after, |one| &one.api_groups);
     let resources = names(before, after, |one| &one.resources);
@@ -26,6 +30,16 @@ pub fn loses(before: &Policy, after: &Policy) -> bool {
             old != new && difference(&old, &new).is_none_or(|difference| !difference.leaves.is_empty())
         })
     })
+}
+
+/// Whether objects of a member may be seen under `before` and not under `after`.
+pub(super) fn loses_members(before: Option<&Members>, after: Option<&Members>) -> bool {
+    let Some(after) = after.filter(|members| members.sees.is_some()) else { return false };
+    let Some(before) = before.filter(|before| before.paths == after.paths && before.hash == after.hash) else {
+        return true;
+    };
+    let is_seen = |slot: &Slot| after.sees.as_ref().is_none_or(|slots| slots.contains(slot));
+    before.sees.as_ref().is_none_or(|slots| !slots.iter().all(is_seen))
 }
 
 /// What the limits of both name, and one that none of them names.
@@ -65,6 +79,18 @@ mod tests {
         assert!(loses(&two, &moved));
         assert!(!loses(&Policy::nothing(), &two), "there was nothing to lose");
         assert!(loses(&two, &Policy::nothing()));
+    }
+
+    #[test]
+    fn a_member_that_moves_away_is_lost() {
+        let members = |sees: serde_json::Value| -> Policy {
+            let members = serde_json::json!({"paths": ["/clusters/{cluster}"], "sees": sees});
+            serde_json::from_value(serde_json::json!({ "members": members })).unwrap()
+        };
+        let numbers = |slots: &[i64]| serde_json::json!(slots.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let (one, two, all) = (members(numbers(&[1])), members(numbers(&[1, 2])), members(serde_json::Value::Null));
+        assert!(loses(&two, &one) && loses(&all, &two) && loses(&Policy::default(), &one));
+        assert!(!loses(&one, &two) && !loses(&two, &all) && !loses(&one, &Policy::default()));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::loss;
 use super::writes::Writes;
 use super::{Current, History, PodName};
 
@@ -181,6 +182,7 @@ async fn until_allowed(
         (Some(_), None) => now.is_shadow(),
         _ => false,
     };
+    let takes = takes || loss::loses_members(before.members(), now.members());
     if takes && time::timeout_at(since + timeout, history.read_by_nobody_but(now)).await.is_err() {
         warn!(epoch = now.epoch, "some watches do not follow the policy: their clients do not read");
     }
@@ -189,6 +191,7 @@ async fn until_allowed(
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::policy::{Fence, Limit};
+    use ctrlmesh_common::resource::ResourceKey;
     use ctrlmesh_common::selector::Selector;
     use ctrlmesh_common::slots::Slot;
     use ctrlmesh_request::decide::Written;
@@ -275,7 +278,7 @@ mod tests {
     async fn a_watch_delays_what_takes_slots_and_nothing_else() {
         let first = owning(1, &[1, 2]);
         let bed = Bed::new(&first).await;
-        let reading = bed.under_way.history.in_force(&first).read(ReadOf::resource("", "pods"));
+        let reading = bed.under_way.history.in_force(&first).read(ReadOf::resource(ResourceKey::of_host("", "pods")));
         assert_eq!(bed.settles(&owning(2, &[1, 2, 3])).await, 0);
         assert_eq!(bed.settles(&owning(3, &[1, 2])).await, TIMEOUT.as_secs());
         bed.policy.send_replace(owning(4, &[1]));

@@ -182,6 +182,8 @@ impl Forbidden {
 
 /// The places of writes that `before` allows, of which `after` forbids some.
 fn forbidden(before: &Policy, after: &Policy) -> Places {
+    let divides = |policy: &Policy| policy.members().map(|members| (members.paths.clone(), members.sees.is_some()));
+    let are_members_alike = divides(before) == divides(after);
     match (before.is_shadow(), after.is_shadow()) {
         // A dry run stores nothing, whenever it ends.
         (true, _) => return 0,
@@ -197,7 +199,8 @@ fn forbidden(before: &Policy, after: &Policy) -> Places {
     let taken = before.taken_by(after);
     let slots = taken.iter().fold(0, |places, slot| places | bit(usize::from(slot.number())));
     let any = if taken.is_empty() { 0 } else { bit(ANY_SLOT) };
-    let unfenced = if before.resources == after.resources { 0 } else { bit(UNFENCED) };
+    let is_alike = before.resources == after.resources && are_members_alike;
+    let unfenced = if is_alike { 0 } else { bit(UNFENCED) };
     slots | any | unfenced
 }
 

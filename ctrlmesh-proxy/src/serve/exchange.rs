@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ctrlmesh_common::policy::fault::ApiFaultKind;
 use ctrlmesh_request::decide::Refusal;
-use ctrlmesh_request::request::RequestInfo;
+use ctrlmesh_request::request::{RequestInfo, TargetError};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, header};
 use tokio::time;
@@ -44,7 +44,7 @@ impl Session {
         let (handshake, is_upgrade) = (Handshake::of(request.headers()), headers::upgrade(request.headers()).is_some());
         let method = request.method().clone();
         let target = target(request.uri());
-        let info = RequestInfo::parse(method.as_str(), target.as_str());
+        let info = self.read_target(&method, &target);
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
         let is_watch = info.as_ref().is_ok_and(RequestInfo::is_watch);
         let is_long_running = info.as_ref().is_ok_and(RequestInfo::is_long_running);
@@ -86,6 +86,11 @@ impl Session {
         let (trace_id, span_id) = (trace.trace_id(), trace.span_id());
         info!(target: "access", %method, path = target.path(), verb, status = status.as_u16(), trace_id, span_id);
         Ok(response.map(|content| Reply { content, metrics_guard }))
+    }
+
+    /// What a target says, by the paths that lead to member clusters now.
+    fn read_target<'t>(&self, method: &'t Method, target: &'t PathAndQuery) -> Result<RequestInfo<'t>, TargetError> {
+        RequestInfo::parse(method.as_str(), target.as_str())?.behind(self.policy.current().member_paths())
     }
 
     async fn relay(

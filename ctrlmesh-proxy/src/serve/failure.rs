@@ -41,6 +41,8 @@ pub(super) enum Failure {
     DryRun(#[source] LockedError),
     #[error("go on from what was read under an earlier policy: list again")]
     Late,
+    #[error("tell the API server's own paths from those of member clusters, which have just changed: ask again")]
+    OtherPaths,
     #[error("hold the request: too much waits for this pod's clients already")]
     Busy,
     #[error("ask the API server")]
@@ -109,7 +111,7 @@ impl Session {
                 self.server.metrics.upstream_error(UpstreamError::Broken);
                 if is_safe { unavailable(failure) } else { status(502, "InternalError", failure) }
             }
-            Failure::Upstream(_) => unavailable(failure),
+            Failure::OtherPaths | Failure::Upstream(_) => unavailable(failure),
         })
     }
 }
@@ -119,7 +121,7 @@ impl Failure {
     pub(super) fn decision(&self) -> Option<Decision> {
         match self {
             Self::Refused(Refusal::Guarded(_)) => Some(Decision::Breaker),
-            Self::Refused(_) | Self::Late | Self::Cut | Self::Lapsed => Some(Decision::Refused),
+            Self::Refused(_) | Self::Late | Self::OtherPaths | Self::Cut | Self::Lapsed => Some(Decision::Refused),
             Self::Injected(_) | Self::AnswerLost => Some(Decision::Fault),
             Self::BadRequest(_)
             | Self::Target

@@ -160,7 +160,7 @@ impl Session {
         target: &PathAndQuery,
         in_force: Reading,
     ) -> Result<WatchRequest, Failure> {
-        let template = RequestTemplate::new(request, target.clone()).reserved(self.resources.unread.budget());
+        let template = RequestTemplate::new(request, target.clone(), info).reserved(self.resources.unread.budget());
         let template = template.ok_or(Failure::Busy)?;
         match self.policy.suspects(in_force.policy(), info) {
             // The proxy cannot splice an upgraded watch.
@@ -182,7 +182,7 @@ impl Session {
         waits: &WaitTime,
     ) -> Result<Option<WatchRequest>, Failure> {
         let Some(in_force) = in_force else { return Ok(None) };
-        let template = || RequestTemplate::new(request, target.clone());
+        let template = || RequestTemplate::new(request, target.clone(), info);
         if decide::goes_on_from(info).is_some() {
             return match self.policy.suspects(in_force.policy(), info) {
                 Ok(suspects) if suspects.is_empty() => Ok(None),

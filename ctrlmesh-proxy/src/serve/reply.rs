@@ -153,7 +153,7 @@ impl RequestMetrics {
         let named = info.filter(|info| info.is_resource_request());
         let (group, resource) = named.map_or(("", ""), |info| (info.api_group(), info.resource()));
         let resource = session.requests.resource(group, resource);
-        if let Some(info) = named.filter(|info| !info.namespace().is_empty()) {
+        if let Some(info) = named.filter(|info| info.cluster().is_none() && !info.namespace().is_empty()) {
             session.requests.in_namespace(info.namespace());
         }
         Self { session, verb, resource, outcome: None, complete: false, trace: None }

@@ -76,7 +76,7 @@ impl Session {
         *request.uri_mut() = with_target(request.uri(), target).ok_or(Failure::Target)?;
         let Some(write) = IntendedWrite::of(info, sent.as_str()) else { return Ok(None) };
         let is_json = accept_json(request.headers_mut());
-        let template = RequestTemplate::new(request, sent).reserved(self.resources.unread.budget());
+        let template = RequestTemplate::new(request, sent, info).reserved(self.resources.unread.budget());
         Ok(Some(Box::new(DryRun { write, is_json, template })))
     }
 

@@ -32,7 +32,7 @@ impl Session {
     ) -> Result<Response<Relay>, Failure> {
         let send = async |request| self.send(&UsedConnection::default(), request, false, |_| {}).await;
         let Some((met, reading)) = pending.stale_list() else { return send(request).await };
-        let template = || RequestTemplate::new(&request, target.clone());
+        let template = || RequestTemplate::new(&request, target.clone(), info);
         let version = self.past_version(&template, info, met);
         let version = version.filter(|version| self.may_list_at(*version, info, reading.policy()));
         let Some(stale) = version.and_then(|version| at_version(request.uri(), version)) else {
@@ -72,7 +72,7 @@ impl Session {
     /// Whether that state answers the client, which goes on from it then.
     fn may_list_at(&self, version: u64, info: &RequestInfo<'_>, policy: &InForce) -> bool {
         let is_wanted = decide::oldest_wanted(info).is_some_and(|oldest| oldest <= version);
-        let since_change = policy.changed_at(info.api_group(), info.resource()).is_none_or(|at| at <= version);
+        let since_change = policy.changed_at_of(info.resource_key()).is_none_or(|at| at <= version);
         // A watch from a version that may have been read under another policy is refused, and the client lists again.
         is_wanted && since_change && self.policy.is_newer_than_past(policy, info, version)
     }

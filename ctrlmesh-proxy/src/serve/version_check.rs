@@ -30,7 +30,7 @@ impl Session {
         let compare = if let Some(compare) = self.policy.compare(info, changed_at) {
             compare
         } else {
-            let template = RequestTemplate::new(request, target.clone());
+            let template = RequestTemplate::new(request, target.clone(), info);
             waits.measure(Box::pin(self.versions_compare(&template, info, changed_at))).await
         };
         if compare { decision } else { decide::decide_undated(policy, info) }

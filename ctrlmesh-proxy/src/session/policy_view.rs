@@ -10,7 +10,8 @@ use ctrlmesh_request::decide;
 use ctrlmesh_request::request::RequestInfo;
 
 use crate::policy::{
-    Current, History, HistoryExceeded, InForce, PendingVersions, ReadOf, Reading, Validity, Write, Writes, WritesUnder,
+    Current, History, HistoryExceeded, InForce, PendingVersions, ReadOf, ReadResource, Reading, Validity, Write,
+    Writes, WritesUnder,
 };
 use crate::session::ServedPod;
 use ctrlmesh_runtime::drain::Drain;
@@ -42,8 +43,8 @@ struct Snapshot {
     policy: Arc<Policy>,
     in_force: Arc<InForce>,
     writes: Arc<WritesUnder>,
-    /// The resources, by group and name, of which the history knows that they were answered under this policy.
-    answered: Vec<(String, String)>,
+    /// The resources of which the history knows that they were answered under this policy.
+    answered: Vec<ReadResource>,
 }
 
 impl PolicyView {
@@ -70,7 +71,7 @@ impl PolicyView {
         loop {
             let policy = self.current();
             let reading = info.is_collection().then(|| {
-                let of = ReadOf::resource(info.api_group(), info.resource());
+                let of = ReadOf::resource(info.resource_key());
                 policy.read(of)
             });
             let written = decide::written(&policy, info);
@@ -107,21 +108,21 @@ impl PolicyView {
     /// Records that the API server answered a reader. Takes no lock where that is known already.
     pub(crate) fn answered(&self, reading: &Reading, info: &RequestInfo<'_>) {
         let Snapshot { in_force, answered, .. } = &mut *self.snapshot.borrow_mut();
-        let (group, resource) = (info.api_group(), info.resource());
+        let of = info.resource_key();
         let is_current = Arc::ptr_eq(in_force, reading.policy());
-        if is_current && answered.iter().any(|(one, other)| one == group && other == resource) {
+        if is_current && answered.iter().any(|known| known.key() == of) {
             return;
         }
-        reading.answered(group, resource);
+        reading.answered(of);
         if is_current {
-            answered.push((group.to_owned(), resource.to_owned()));
+            answered.push(ReadResource::new(of));
         }
     }
 
     /// Earlier policies under which a client may have read the version that its watch or next page continues from.
     pub(crate) fn suspects(&self, now: &InForce, info: &RequestInfo<'_>) -> Result<Vec<Arc<InForce>>, HistoryExceeded> {
         match decide::goes_on_from(info) {
-            Some(version) => self.history.suspects(now, (info.api_group(), info.resource()), version),
+            Some(version) => self.history.suspects(now, info.resource_key(), version),
             // The client is sent the whole collection.
             None => Ok(Vec::new()),
         }
@@ -129,28 +130,28 @@ impl PolicyView {
 
     /// Whether no client may have read that version under an earlier policy.
     pub(crate) fn is_newer_than_past(&self, now: &InForce, info: &RequestInfo<'_>, version: u64) -> bool {
-        let suspects = self.history.suspects(now, (info.api_group(), info.resource()), version);
+        let suspects = self.history.suspects(now, info.resource_key(), version);
         suspects.is_ok_and(|suspects| suspects.is_empty())
     }
 
     /// Earlier policies of which it is not known up to which version clients read under them.
     pub(crate) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<PendingVersions> {
-        self.history.unread(now, (info.api_group(), info.resource()))
+        self.history.unread(now, info.resource_key())
     }
 
     /// Records that clients read under those policies up to `version` at most.
     pub(crate) fn was_read_until(&self, unread: &[PendingVersions], info: &RequestInfo<'_>, version: u64) {
-        self.history.was_read_until(unread, (info.api_group(), info.resource()), version);
+        self.history.was_read_until(unread, info.resource_key(), version);
     }
 
     /// Whether versions of the resource compare with the one at which the policy changed; `None` if not known yet.
     pub(crate) fn compare(&self, info: &RequestInfo<'_>, changed_at: u64) -> Option<bool> {
-        self.history.compare((info.api_group(), info.resource()), changed_at)
+        self.history.compare(info.resource_key(), changed_at)
     }
 
     /// Records the newest version of the resource, and returns whether its versions compare with `changed_at`.
     pub(crate) fn found(&self, info: &RequestInfo<'_>, changed_at: u64, newest: u64) -> bool {
-        self.history.found((info.api_group(), info.resource()), changed_at, newest)
+        self.history.found(info.resource_key(), changed_at, newest)
     }
 
     /// Completes at the next change of the policy, or when shutdown begins.
@@ -195,6 +196,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use ctrlmesh_common::resource::ResourceKey;
     use tokio::sync::watch;
 
     use super::*;
@@ -214,7 +216,7 @@ mod tests {
                 *policy = silently;
                 false
             });
-            done.send(view.read(ReadOf::resource("", "pods")).policy().epoch).unwrap();
+            done.send(view.read(ReadOf::resource(ResourceKey::of_host("", "pods"))).policy().epoch).unwrap();
         });
         assert_eq!(read.recv_timeout(Duration::from_mins(1)), Ok(7));
     }

@@ -23,6 +23,7 @@ const PATH: &str = "url.path";
 const VERB: &str = "k8s.request.verb";
 const GROUP: &str = "k8s.request.api_group";
 const RESOURCE: &str = "k8s.request.resource";
+const CLUSTER: &str = "k8s.request.cluster";
 const SUBRESOURCE: &str = "k8s.request.subresource";
 const NAMESPACE: &str = "k8s.request.namespace";
 const LABEL_SELECTOR: &str = "k8s.request.label_selector";
@@ -93,6 +94,7 @@ impl RequestOrigin<'_> {
             if info.is_resource_request() {
                 all.extend([text(GROUP, info.api_group()), text(RESOURCE, info.resource())]);
                 let rest = [
+                    (CLUSTER, info.cluster().unwrap_or_default()),
                     (SUBRESOURCE, info.subresource()),
                     (NAMESPACE, info.namespace()),
                     (LABEL_SELECTOR, info.label_selector()),

@@ -72,7 +72,7 @@ impl PodChanges {
         if let Some(change) = watch::object_change(frame, encoding) {
             let ObjectChange { namespace, name, is_deleted } = change;
             let (group, resource) = kind.clone();
-            self.shown(ObjectKey { group, resource, namespace, name }, is_deleted);
+            self.shown(ObjectKey { cluster: None, group, resource, namespace, name }, is_deleted);
         }
     }
 
@@ -175,7 +175,7 @@ mod tests {
 
     fn object(name: &str) -> ObjectKey {
         let text = str::to_owned;
-        ObjectKey { group: text("g"), resource: text("r"), namespace: text("n"), name: text(name) }
+        ObjectKey { cluster: None, group: text("g"), resource: text("r"), namespace: text("n"), name: text(name) }
     }
 
     /// The pod writes now.

@@ -59,7 +59,8 @@ pub(crate) struct OpenWatch {
 impl PodWatches {
     /// A watch that the API server has granted. `None` where it does not count.
     pub(crate) fn begin(self: &Arc<Self>, watch: &RequestInfo<'_>) -> Option<OpenWatch> {
-        let kind = Some(watch).filter(|watch| watch.name().is_empty()).and_then(|watch| self.kind(watch))?;
+        let counts = |watch: &&RequestInfo<'_>| watch.name().is_empty() && watch.cluster().is_none();
+        let kind = Some(watch).filter(counts).and_then(|watch| self.kind(watch))?;
         let namespace = watch.namespace().to_owned();
         *lock(&kind.open).entry(namespace.clone()).or_default() += 1;
         self.changed.notify_one();

@@ -10,7 +10,7 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_request::decide;
 use ctrlmesh_request::decide::{Decision, LockPlan, Plan};
-use ctrlmesh_request::request::{RequestInfo, TargetError};
+use ctrlmesh_request::request::{Member, RequestInfo, TargetError};
 use ctrlmesh_request::rewrite::Encoding;
 use ctrlmesh_request::rewrite::watch;
 use ctrlmesh_request::rewrite::watch::{Expired, NextRead, Splice};
@@ -52,6 +52,8 @@ pub(crate) struct RequestTemplate {
     uri: Uri,
     /// With the client's own selector.
     target: PathAndQuery,
+    /// The member cluster to which it leads.
+    member: Option<Box<Member>>,
     headers: HeaderMap,
     /// The memory of this template, while the watch lives.
     reservation: Option<Arc<Reservation>>,
@@ -103,9 +105,10 @@ pub(crate) enum SpliceError {
 }
 
 impl RequestTemplate {
-    pub(crate) fn new(request: &Request<Relay>, target: PathAndQuery) -> Self {
-        let headers = request.headers().clone();
-        Self { uri: request.uri().clone(), target, headers, reservation: None }
+    /// `info` is what the target says.
+    pub(crate) fn new(request: &Request<Relay>, target: PathAndQuery, info: &RequestInfo<'_>) -> Self {
+        let (headers, member) = (request.headers().clone(), info.member().cloned().map(Box::new));
+        Self { uri: request.uri().clone(), target, member, headers, reservation: None }
     }
 
     /// Takes the template's memory from `budget`; `None` where that is used up.
@@ -118,7 +121,12 @@ impl RequestTemplate {
     }
 
     pub(crate) fn info(&self) -> Result<RequestInfo<'_>, TargetError> {
-        RequestInfo::parse("GET", self.target.as_str())
+        self.read(&self.target)
+    }
+
+    /// Another target, at the same server.
+    pub(crate) fn read<'t>(&self, target: &'t PathAndQuery) -> Result<RequestInfo<'t>, TargetError> {
+        RequestInfo::parse("GET", target.as_str())?.at(self.member.as_deref())
     }
 
     pub(crate) fn target(&self) -> &PathAndQuery {
@@ -314,7 +322,7 @@ fn path(target: &str) -> Result<PathAndQuery, SpliceError> {
 ///
 /// Not by [`decide::decide`], which would refuse an old version: a splice starts from one.
 fn selector(policy: &Policy, info: &RequestInfo<'_>) -> Option<Selector> {
-    policy.selector_for(info.api_group(), info.resource())
+    policy.selector_of(info.resource_key())
 }
 
 /// Whether both policies rename the same lock in a watch.

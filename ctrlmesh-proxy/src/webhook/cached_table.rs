@@ -55,6 +55,7 @@ pub(super) fn gives_the_same(one: &Arc<Policy>, other: &Arc<Policy>) -> bool {
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::policy::Limit;
+    use ctrlmesh_common::resource::ResourceKey;
     use ctrlmesh_common::selector::Selector;
 
     use super::*;
@@ -85,7 +86,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn reviews_wait_for_watches_of_an_earlier_table() {
         let (followed, history) = (CachedTable::default(), History::default());
-        let watch = history.in_force(&policy(1)).read(ReadOf::resource("", "pods"));
+        let watch = history.in_force(&policy(1)).read(ReadOf::resource(ResourceKey::of_host("", "pods")));
         let follows = async {
             time::sleep(CACHE_DELAY).await;
             drop(watch);
@@ -98,7 +99,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_does_not_follow_holds_up_the_first_review_only() {
         let (followed, history) = (CachedTable::default(), History::default());
-        let _watch = history.in_force(&policy(1)).read(ReadOf::resource("", "pods"));
+        let _watch = history.in_force(&policy(1)).read(ReadOf::resource(ResourceKey::of_host("", "pods")));
         let second = policy(2);
         assert_eq!(waited(&followed, &second, &history).await, UNTIL);
         assert_eq!(waited(&followed, &second, &history).await, CACHE_DELAY);

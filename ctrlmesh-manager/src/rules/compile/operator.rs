@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use ctrlmesh_common::api::{FenceMode, Limit, OnLoss, Root, ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::ownership::{Ownership, STANDBY};
-use ctrlmesh_common::policy::{Fence, Policy};
+use ctrlmesh_common::policy::{Fence, Members, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::share;
 use ctrlmesh_common::slots::NamespaceHash;
 
 use super::handover::{self, Handover};
+use super::members;
 use super::near::{Namespace, Near};
 use super::placement::Placement;
 use super::policy;
@@ -30,6 +31,7 @@ pub struct Operator<'a> {
     /// Whether its pods can get new policies.
     pub valid: bool,
     config: &'a ShardingConfig,
+    hash: NamespaceHash,
     division: Division<'a>,
 }
 
@@ -39,7 +41,6 @@ enum Division<'a> {
         shards: Vec<Shard>,
         placement: Box<Placement<'a>>,
         table: Table,
-        hash: NamespaceHash,
     },
     /// An invalid root. Its shards are known by the prefix of their names only.
     Unknown {
@@ -85,7 +86,7 @@ pub(super) fn of<'a>(world: World<'a>, near: &Near<'a>) -> (Vec<Operator<'a>>, V
             outcome => {
                 if let Err(error) = outcome {
                     troubles.push(trouble(root, error.to_string()));
-                    failed.push(undivided(root, rule));
+                    failed.push(undivided(root, rule, world));
                 }
                 let children = near.configs.iter().copied().filter(|config| shard::is_made_by(root, config));
                 let children: Vec<&ShardingConfig> = children.collect();
@@ -107,7 +108,7 @@ pub(super) fn of<'a>(world: World<'a>, near: &Near<'a>) -> (Vec<Operator<'a>>, V
             let inactive = inactive.get(namespace).into_iter().flatten();
             let placement = { inactive }.find(|(root, _)| shard::is_made_by(root, config));
             let placement = placement.map(|(_, placement)| Arc::clone(placement));
-            operators.push(alone(config, placement, report.errors.is_empty()));
+            operators.push(alone(config, placement, report.errors.is_empty(), world));
         }
     }
     operators.append(&mut failed);
@@ -187,6 +188,8 @@ impl Operator<'_> {
         let policy_of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
+            let members = policy.members.map(|members| self.members(members, config));
+            let policy = Policy { members, ..policy };
             let owned = |fence: &Fence| Fence { owner: Some(name(&config.metadata).to_owned()), ..fence.clone() };
             let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, report_traffic, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
@@ -196,17 +199,20 @@ impl Operator<'_> {
             (name(&config.metadata).to_owned(), self.compiled(name(&config.metadata), policy))
         };
         let of = |config: &ShardingConfig| policy_of(config).map(|policy| draft(config, policy));
-        let with = |shard: &Shard, limits: &Vec<Limit>, shadow| {
+        let with = |shard: &Shard, limits: &Vec<Limit>| {
             let mut config = shard.config.clone();
             config.spec.limits.clone_from(limits);
-            policy_of(&config).map(|policy| draft(&config, Policy { shadow, ..policy }))
+            policy_of(&config)
         };
         match &self.division {
             Division::Root { shards, table: Table::Handover { limits, .. }, .. } => {
                 let limits = limits.as_ref().map_err(|error| trouble(self.config, error.to_string()))?;
                 let owned = shards.iter().zip(limits).map(|(shard, sees)| match sees {
-                    Sees::Own(limits) => with(shard, limits, false),
-                    Sees::Shadowed(limits) => with(shard, limits, true),
+                    Sees::Own(limits) => with(shard, limits).map(|policy| draft(&shard.config, policy)),
+                    Sees::Shadowed { limits, slots } => {
+                        let shadow = |policy| policy::shadow(policy, *slots);
+                        with(shard, limits).map(|policy| draft(&shard.config, shadow(policy)))
+                    }
                     Sees::Nothing => policy_of(&shard.config).map(|policy| draft(&shard.config, policy::blind(policy))),
                 });
                 owned.collect()
@@ -279,14 +285,19 @@ impl Operator<'_> {
 
     /// The fence by the table of a root whose pods are fenced, without an owner.
     fn fence(&self) -> Option<Fence> {
-        let Division::Root { hash, .. } = &self.division else { return None };
         let rule = self.config.spec.root.as_ref().filter(|rule| rule.fence_mode() != FenceMode::Off)?;
         let divided = &rule.resource_selector;
         let everything = divided.iter().any(|one| one.relate_resources.is_empty());
         let resources = divided.iter().filter(|_| !everything).flat_map(|one| &one.relate_resources);
-        let fence = Fence::of(self.table()?, "", *hash, resources.map(ResourceMatch::from).collect());
+        let fence = Fence::of(self.table()?, "", self.hash, resources.map(ResourceMatch::from).collect());
         let (lapses, counts_slots) = (lapses(self.config), rule.balances_by_load());
         Some(Fence { operator: self.full_name(), lapses, counts_slots, ..fence })
+    }
+
+    /// The member clusters, as `shard` sees them.
+    fn members(&self, members: Members, shard: &ShardingConfig) -> Members {
+        let members = Members { hash: self.hash, ..members };
+        if self.is_root() { members::of_shard(members, self.config, self.table(), shard) } else { members }
     }
 
     /// Of a root that is fenced.
@@ -370,16 +381,21 @@ fn divided<'a>(
         Table::Divided(Ownership { pod_uids, ..shard::table(&shards, placement.pods()) })
     };
     let hash = world.labelling.hash;
-    Operator { valid: true, config: root, division: Division::Root { shards, placement, table, hash } }
+    Operator { valid: true, config: root, hash, division: Division::Root { shards, placement, table } }
 }
 
-fn undivided<'a>(root: &'a ShardingConfig, rule: &Root) -> Operator<'a> {
+fn undivided<'a>(root: &'a ShardingConfig, rule: &Root, world: World<'_>) -> Operator<'a> {
     let division = Division::Unknown { prefix: format!("{}-", rule.prefix) };
-    Operator { valid: false, config: root, division }
+    Operator { valid: false, config: root, hash: world.labelling.hash, division }
 }
 
-fn alone<'a>(config: &'a ShardingConfig, placement: Option<Arc<Placement<'a>>>, valid: bool) -> Operator<'a> {
+fn alone<'a>(
+    config: &'a ShardingConfig,
+    placement: Option<Arc<Placement<'a>>>,
+    valid: bool,
+    world: World<'_>,
+) -> Operator<'a> {
     let selector = config.spec.selector.as_ref().filter(|selector| !selector.is_empty());
     let selector = selector.and_then(|selector| Selector::try_from(selector).ok());
-    Operator { valid, config, division: Division::Alone { selector, placement } }
+    Operator { valid, config, hash: world.labelling.hash, division: Division::Alone { selector, placement } }
 }

@@ -2,15 +2,17 @@
 //!
 //! A policy may have megabytes, and a shard thousands of pods. So pods that need the same share one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::{Egress, Fault, Fence, Guard, Policy, Redirect, Webhook};
+use ctrlmesh_common::policy::{Egress, Fault, Fence, Guard, Members, Policy, Redirect, Webhook};
 use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::slots::SlotSet;
 use ctrlmesh_common::wire;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::members;
 use crate::rules::pod::Member;
 
 #[derive(Clone, Debug, Serialize)]
@@ -70,8 +72,11 @@ impl CompiledPolicy {
     }
 
     /// [`Self::nothing`], with what depends on the pod.
-    pub(super) fn nothing_for(pod: &Member) -> Self {
-        Self::new(None, None, 0, for_pod(Policy::nothing(), pod))
+    ///
+    /// `members` are those that are known of it, of which it sees none either.
+    pub(super) fn nothing_for(pod: &Member, members: Option<Members>) -> Self {
+        let members = members.map(|members| Members { sees: Some(BTreeSet::new()), ..members });
+        Self::new(None, None, 0, for_pod(Policy { members, ..Policy::nothing() }, pod))
     }
 
     /// The same with other guards, faults and egress rules; itself, if it has them.
@@ -205,6 +210,14 @@ impl<'a> ShardPolicies<'a> {
 /// The policy of whoever owns nothing: it sees no object.
 pub(super) fn blind(mut policy: Policy) -> Policy {
     policy.limits.iter_mut().for_each(|limit| limit.selector = Selector::nothing());
+    members::hide(&mut policy);
+    policy
+}
+
+/// The policy of a version on trial that sees what others own, and writes nothing: these slots are theirs.
+pub(super) fn shadow(mut policy: Policy, slots: SlotSet) -> Policy {
+    policy.shadow = true;
+    members::show(&mut policy, slots);
     policy
 }
 

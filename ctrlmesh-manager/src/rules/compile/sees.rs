@@ -3,6 +3,7 @@
 
 use ctrlmesh_common::api::{Limit, Root, ShardingConfig};
 use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::slots::SlotSet;
 
 use super::World;
 use super::placement::Placement;
@@ -14,7 +15,10 @@ pub(super) enum Sees {
     Nothing,
     Own(Vec<Limit>),
     /// What others own. Their writes are dry runs.
-    Shadowed(Vec<Limit>),
+    Shadowed {
+        limits: Vec<Limit>,
+        slots: SlotSet,
+    },
 }
 
 /// What each shard sees by the table. Of a version on trial that is a shadow, one shard sees what it would own: the
@@ -37,7 +41,7 @@ pub(super) fn sees(
         (Some(limits), _) => Ok(Sees::Own(limits)),
         (None, Some(slice)) if reader == Some(&shard.share.name) => {
             let limits = shard::shadowed(rule, shard, slice, table, world.labelling, world.namespaces)?;
-            Ok(limits.map_or(Sees::Nothing, Sees::Shadowed))
+            Ok(limits.map_or(Sees::Nothing, |limits| Sees::Shadowed { limits, slots: slice.slots }))
         }
         (None, _) => Ok(Sees::Nothing),
     });

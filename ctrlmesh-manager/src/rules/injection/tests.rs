@@ -35,7 +35,10 @@ fn every_field_reaches_the_proxy() {
     assert!(slow.includes_lock && !cut.includes_lock);
     let every = || vec!["*".to_owned()];
     let (api_groups, verbs) = (vec!["apps".to_owned()], vec!["list".to_owned()]);
-    assert_eq!(slow.requests, [RequestMatch { api_groups, resources: every(), verbs, namespaces: every() }]);
+    assert_eq!(
+        slow.requests,
+        [RequestMatch { api_groups, resources: every(), verbs, namespaces: every(), ..RequestMatch::default() }]
+    );
     assert_eq!(slow.http[0].path, Some(fault::TextMatch::Regex("/apis/.*".to_owned())));
     assert_eq!(slow.http[1], fault::HttpMatch::default());
     assert!(injection.ports.is_empty() && injection.hidden.is_empty());

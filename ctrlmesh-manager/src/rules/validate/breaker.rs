@@ -6,7 +6,7 @@ use ctrlmesh_common::api::{
 };
 use ctrlmesh_common::resource::{WILDCARD, without_subresource};
 
-use super::{Report, access, positive_duration, required_selector};
+use super::{Report, access, clusters, positive_duration, required_selector};
 
 pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
     required_selector("spec.selector", &spec.selector, report);
@@ -36,6 +36,9 @@ fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
             format!("{field}.resourceRules"),
             "at least one rule, here or in restRules, is required; the limit would apply to nothing",
         );
+    }
+    for (at, rule) in limiting.resource_rules.iter().enumerate() {
+        clusters::check_names(&format!("{field}.resourceRules[{at}].clusters"), &rule.clusters, report);
     }
     access::check_rest(&format!("{field}.restRules"), &limiting.rest_rules, report);
     let opens = matches!(limiting.trigger_policy, TriggerPolicy::Normal | TriggerPolicy::ForceOpened);
@@ -79,6 +82,12 @@ fn check_bucket(field: &str, bucket: &Bucket, rules: &[ResourceRule], report: &m
         report.error(
             format!("{field}.bucket.scope"),
             "must be Pod with percentOfShare; the share is that of the pod's shard",
+        );
+    }
+    if let Some(at) = rules.iter().position(|rule| !rule.clusters.is_empty()) {
+        report.error(
+            format!("{field}.resourceRules[{at}].clusters"),
+            "must be absent with bucket.percentOfShare; the objects of members are not counted",
         );
     }
     let is_wide = |rule: &ResourceRule| {

@@ -10,7 +10,7 @@ use ctrlmesh_common::policy::fault::{MAX_REGEXES, STATE_AGES, whole_match};
 use jiff::tz::TimeZone;
 
 use super::access::check_ports;
-use super::{Report, positive_duration, regular_expression, required_selector};
+use super::{Report, clusters, positive_duration, regular_expression, required_selector};
 use crate::rules::breaker::nanoseconds;
 
 /// In a leap year.
@@ -55,6 +55,9 @@ fn check_fault(field: &str, fault: &HttpFault, report: &mut Report) {
     }
     if let Some(matches) = &fault.matches {
         check_match(&format!("{field}.match"), matches, report);
+        for (at, one) in matches.resources.iter().enumerate() {
+            clusters::check_names(&format!("{field}.match.resources[{at}].clusters"), &one.clusters, report);
+        }
         check_elsewhere(field, fault, matches, report);
     }
     if let Some(time) = &fault.effective_time {

@@ -6,7 +6,7 @@ use ctrlmesh_common::api::{Auto, Balance, Canary, FenceMode, LONGEST_SETTLE, OnL
 use ctrlmesh_common::names::{MAX_PREFIX_BYTES, is_dns_subdomain};
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
-use super::{Report, limits, rollout};
+use super::{Report, clusters, limits, rollout};
 
 /// `elects` says whether the operator's lock is named.
 pub(super) fn check(root: &Root, elects: bool, report: &mut Report) {
@@ -27,6 +27,8 @@ pub(super) fn check(root: &Root, elects: bool, report: &mut Report) {
             .error("spec.root.targetStatefulSet", "exactly one of targetStatefulSet and targetDeployment is required");
     }
     check_resources(root, report);
+    clusters::check("spec.root.clusters", &root.clusters, report);
+    check_unit(root, report);
     rollout::check(root, report);
     let canary = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| check_canary(canary, report));
     if let Some(auto) = &root.auto {
@@ -144,6 +146,19 @@ fn check_resources(root: &Root, report: &mut Report) {
     limits::covered_twice("spec.root.resourceSelector", &divided.collect::<Vec<_>>(), report);
 }
 
+/// Members are divided only where they are known, and nobody writes to another's.
+fn check_unit(root: &Root, report: &mut Report) {
+    if !root.divides_clusters() {
+        return;
+    }
+    if root.clusters.is_empty() {
+        report.error("spec.root.unit", "Cluster needs spec.root.clusters, which say where the members are");
+    }
+    if root.fence_mode() != FenceMode::Proxy {
+        report.error("spec.root.unit", "Cluster needs fence Proxy; no API server fences what is in a member");
+    }
+}
+
 /// The names of shards begin with it, and are values of a label.
 fn prefix(prefix: &str, report: &mut Report) {
     if prefix.len() > MAX_PREFIX_BYTES {
@@ -190,7 +205,7 @@ fn check_manual(root: &Root, canary: SlotSet, report: &mut Report) {
 }
 
 /// Returns the valid ones.
-fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
+pub(super) fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
     let mut slots = SlotSet::EMPTY;
     for (at, hash) in hashes.iter().enumerate() {
         match hash

@@ -230,7 +230,10 @@ fn a_manifest_that_cannot_be_read_names_line_and_field() {
     let kridge = text.replace("ctrlmesh.", "kridge.").replace("limits: 5", "limits: []");
     assert_eq!(read_sharding_configs(&kridge).unwrap().len(), 1);
     for (spec, wanted) in [
-        ("limts: []", "document 1: spec.limts: no such field; allowed are allowProxy, controller, limits, root,"),
+        (
+            "limts: []",
+            "document 1: spec.limts: no such field; allowed are allowProxy, clusterHashes, clusters, controller, limits, root,",
+        ),
         ("limits: [{selector: {}}, {selector: {matchLables: {a: b}}}]", "spec.limits[1].selector.matchLables: no"),
         ("root: {canary: {replica: 1}}", "spec.root.canary.replica: no such field; allowed are in"),
     ] {

@@ -155,6 +155,8 @@ fn added(existing: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str
     let fields = [
         ("controller", existing.spec.controller.is_some() && wanted.spec.controller.is_none()),
         ("webhook", existing.spec.webhook.is_some() && wanted.spec.webhook.is_none()),
+        ("clusters", !existing.spec.clusters.is_empty() && wanted.spec.clusters.is_empty()),
+        ("clusterHashes", existing.spec.cluster_hashes.is_some() && wanted.spec.cluster_hashes.is_none()),
     ];
     fields.into_iter().filter_map(|(field, added)| added.then_some(field)).collect()
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use ctrlmesh_common::policy::fence::{Access, Fence, NotOwned};
+use ctrlmesh_common::policy::fence::{Access, NotOwned, VIRTUAL_GROUPS};
 use ctrlmesh_common::policy::{LOCK_RESOURCES, Lock, Policy};
 use ctrlmesh_common::slots::Slot;
 
@@ -47,12 +47,11 @@ pub fn written(policy: &Policy, request: &RequestInfo<'_>) -> Option<Written> {
     if !is_write(request) {
         return None;
     }
-    let Some(fence) = policy.fence() else { return Some(Written::Unfenced) };
-    match access(fence, policy.lock.as_ref(), request) {
+    match access(policy, request) {
         Access::Owned(slot) => Some(Written::Slot(slot)),
         Access::Unknown => Some(Written::AnySlot),
         Access::Unfenced => Some(Written::Unfenced),
-        Access::Refused(_) if may_create_lock(policy.lock.as_ref(), request) => Some(Written::AnySlot),
+        Access::Refused(_) if may_create_lock(policy, request) => Some(Written::AnySlot),
         Access::Refused(_) => None,
     }
 }
@@ -60,28 +59,27 @@ pub fn written(policy: &Policy, request: &RequestInfo<'_>) -> Option<Written> {
 /// Whether `request` may pass only while the manager confirms the policy: it writes what is fenced, and the policy
 /// lapses. Otherwise the caller refuses it, whoever owns the object by the policy.
 pub fn lapses(policy: &Policy, request: &RequestInfo<'_>) -> bool {
-    let Some(fence) = policy.fence().filter(|fence| fence.lapses && is_write(request)) else { return false };
-    access(fence, policy.lock.as_ref(), request) != Access::Unfenced
+    let lapses = policy.fence().is_some_and(|fence| fence.lapses) && is_write(request);
+    lapses && access(policy, request) != Access::Unfenced
 }
 
 /// Refuses a write by its path. Returns the refusal for a request that may pass only where its body holds the lock.
 pub(super) fn check(policy: &Policy, request: &RequestInfo<'_>) -> Result<Option<Box<FencedWrite>>, Refusal> {
-    let Some(fence) = policy.fence().filter(|_| is_write(request)) else { return Ok(None) };
+    if !is_write(request) {
+        return Ok(None);
+    }
     let refused = |not_owned| {
-        let (pod_owner, operator) = (fence.owner.clone(), fence.operator.clone());
+        let of_fence = policy.fence().map(|fence| (fence.owner.clone(), fence.operator.clone()));
+        let (pod_owner, operator) = of_fence.unwrap_or_default();
         Box::new(FencedWrite { not_owned, pod_owner, epoch: policy.epoch, operator })
     };
-    match access(fence, policy.lock.as_ref(), request) {
+    match access(policy, request) {
         Access::Owned(_) | Access::Unfenced => Ok(None),
-        Access::Unknown if is_bounded(fence, policy, request) => Ok(None),
+        Access::Unknown if is_bounded(policy, request) => Ok(None),
         Access::Unknown => Err(Refusal::Fenced(refused(None))),
         Access::Refused(not_owned) => {
             let refused = refused(Some(not_owned));
-            if may_create_lock(policy.lock.as_ref(), request) {
-                Ok(Some(refused))
-            } else {
-                Err(Refusal::Fenced(refused))
-            }
+            if may_create_lock(policy, request) { Ok(Some(refused)) } else { Err(Refusal::Fenced(refused)) }
         }
     }
 }
@@ -108,29 +106,51 @@ pub fn is_write(request: &RequestInfo<'_>) -> bool {
         && !(request.api_group().is_empty() && CONNECTS.contains(&request.subresource()))
 }
 
-fn access(fence: &Fence, lock: Option<&Lock>, request: &RequestInfo<'_>) -> Access {
+fn access(policy: &Policy, request: &RequestInfo<'_>) -> Access {
+    if let Some(cluster) = request.cluster() {
+        return access_in_member(policy, request, cluster);
+    }
+    let Some(fence) = policy.fence() else { return Access::Unfenced };
     let (kind, namespace, name) =
         ((request.api_group(), request.resource()), request.namespace(), request.name_in_path());
     let is_lock = |lock: &Lock| LOCK_RESOURCES.contains(&kind) && lock.namespace == namespace && lock.name == name;
-    if lock.is_some_and(is_lock) || is_token(request) && !fence.names(kind.0, kind.1) {
+    if policy.lock.as_ref().is_some_and(is_lock) || is_token(request) && !fence.names(kind.0, kind.1) {
         return Access::Unfenced;
     }
     fence.access(kind, namespace, name)
 }
 
+/// To another's member nothing is written, whether there is a fence or not.
+fn access_in_member(policy: &Policy, request: &RequestInfo<'_>, cluster: &str) -> Access {
+    let divided = policy.members().filter(|members| members.sees.is_some());
+    let Some(members) = divided.filter(|_| !is_token(request) && !VIRTUAL_GROUPS.contains(&request.api_group())) else {
+        return Access::Unfenced;
+    };
+    let (slot, fence) = (members.hash.slot(cluster), policy.fence());
+    let (owner, pod_owner) =
+        (fence.and_then(|fence| fence.slots.get(&slot)), fence.and_then(|fence| fence.owner.as_ref()));
+    let is_own = fence.is_none() || owner.is_some() && owner == pod_owner;
+    if is_own && members.sees(cluster) {
+        return if fence.is_some() { Access::Owned(slot) } else { Access::Unfenced };
+    }
+    Access::Refused(NotOwned { slot, owner: owner.cloned(), pod_owner: pod_owner.cloned() })
+}
+
 /// Whether a write without a slot stays within the pod's share: the selector limits a collection, and of a new object
 /// of cluster scope only the API server knows the name.
-fn is_bounded(fence: &Fence, policy: &Policy, request: &RequestInfo<'_>) -> bool {
+fn is_bounded(policy: &Policy, request: &RequestInfo<'_>) -> bool {
     let limited = || policy.selector_for(request.api_group(), request.resource()).is_some();
-    fence.owner.is_some() && (request.verb() != "deletecollection" || limited())
+    let has_owner = policy.fence().is_some_and(|fence| fence.owner.is_some());
+    has_owner && (request.verb() != "deletecollection" || limited())
 }
 
 /// Whether the request may create the lock. Only its body tells.
-fn may_create_lock(lock: Option<&Lock>, request: &RequestInfo<'_>) -> bool {
+fn may_create_lock(policy: &Policy, request: &RequestInfo<'_>) -> bool {
     let may = |lock: &Lock| {
         LOCK_RESOURCES.contains(&(request.api_group(), request.resource())) && lock.namespace == request.namespace()
     };
-    request.verb() == "create" && request.name_in_path().is_empty() && lock.is_some_and(may)
+    let is_new = request.verb() == "create" && request.name_in_path().is_empty();
+    is_new && request.cluster().is_none() && policy.lock.as_ref().is_some_and(may)
 }
 
 impl fmt::Display for FencedWrite {

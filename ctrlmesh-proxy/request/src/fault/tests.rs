@@ -81,7 +81,13 @@ fn the_lock_is_spared_unless_the_fault_includes_it() {
 #[test]
 fn resources_and_http_must_both_match() {
     let one = |text: &str| vec![text.to_owned()];
-    let lists = RequestMatch { api_groups: one(""), resources: one("pods"), verbs: one("list"), namespaces: one("*") };
+    let lists = RequestMatch {
+        api_groups: one(""),
+        resources: one("pods"),
+        verbs: one("list"),
+        namespaces: one("*"),
+        ..RequestMatch::default()
+    };
     let with = |http: HttpMatch| Fault { requests: vec![lists.clone()], http: vec![http], ..abort("a", 500, WHOLE) };
     let header = |value: &str| HeaderMatch { name: "User-Agent".to_owned(), value: value.to_owned() };
     for (http, expected) in [

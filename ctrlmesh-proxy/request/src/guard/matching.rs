@@ -11,10 +11,20 @@ pub fn matches(these: &[RequestMatch], request: &RequestInfo<'_>) -> bool {
 }
 
 fn is_matched(one: &RequestMatch, request: &RequestInfo<'_>) -> bool {
-    lists(&one.verbs, request.verb())
+    is_at(&one.clusters, request.cluster())
+        && lists(&one.verbs, request.verb())
         && is_in(&one.api_groups, request)
         && one.resources.iter().any(|listed| names(listed, request.resource(), request.subresource()))
         && lists(&one.namespaces, request.namespace())
+}
+
+/// Whether a request to this member cluster, or to the API server itself, is one to these.
+fn is_at(clusters: &[String], cluster: Option<&str>) -> bool {
+    let Some(cluster) = cluster else { return clusters.is_empty() };
+    clusters.iter().any(|listed| match listed.strip_suffix(WILDCARD) {
+        Some(beginning) => cluster.starts_with(beginning),
+        None => listed == cluster,
+    })
 }
 
 /// Whether one of these groups has the objects that the request is for.
@@ -51,6 +61,7 @@ mod tests {
             resources: list(resources),
             verbs: list(verbs),
             namespaces: list(namespaces),
+            clusters: Vec::new(),
         }
     }
 
@@ -118,6 +129,28 @@ mod tests {
         {
             let rule = one(groups, "deployments", "list", namespaces);
             assert_eq!(is_matched_by(rule, "GET", deployments), is_expected, "{groups:?} {namespaces:?}");
+        }
+    }
+
+    #[test]
+    fn requests_to_members_are_matched_by_their_names() {
+        let paths = ["/clusters/{cluster}".parse().unwrap()];
+        let every = || one("*", "*", "*", "*");
+        let matched = |clusters: &[&str], target: &str| {
+            let clusters = clusters.iter().map(|name| (*name).to_owned()).collect();
+            let rule = RequestMatch { clusters, ..every() };
+            matches(&[rule], &RequestInfo::parse("GET", target).unwrap().behind(&paths).unwrap())
+        };
+        for (clusters, [host, one, two]) in [
+            (&[][..], [true, false, false]),
+            (&["*"], [false, true, true]),
+            (&["member-*"], [false, true, true]),
+            (&["member-1"], [false, true, false]),
+            (&["other", "member-2"], [false, false, true]),
+            (&["member"], [false, false, false]),
+        ] {
+            let targets = ["/api/v1/pods", "/clusters/member-1/api/v1/pods", "/clusters/member-2/api/v1/pods"];
+            assert_eq!(targets.map(|target| matched(clusters, target)), [host, one, two], "{clusters:?}");
         }
     }
 

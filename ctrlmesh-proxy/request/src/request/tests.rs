@@ -105,7 +105,7 @@ fn a_plain_target_is_not_copied() {
 #[test]
 fn the_object_of_a_path_is_named_whatever_its_scope() {
     let object = |target: &str| {
-        let ObjectKey { group, resource, namespace, name } = RequestInfo::parse("PUT", target).unwrap().object();
+        let ObjectKey { group, resource, namespace, name, .. } = RequestInfo::parse("PUT", target).unwrap().object();
         [group, resource, namespace, name].join("|")
     };
     for (target, expected) in [
@@ -116,5 +116,62 @@ fn the_object_of_a_path_is_named_whatever_its_scope() {
         ("/api/v1/namespaces/a/finalize", "|namespaces||a"),
     ] {
         assert_eq!(object(target), expected, "{target}");
+    }
+}
+
+/// Templates, a path of each, and its member.
+const MEMBERS: [(&str, &str, &str); 3] = [
+    (
+        "/apis/cluster.karmada.io/v1alpha1/clusters/{cluster}/proxy",
+        "/apis/cluster.karmada.io/v1alpha1/clusters/m-1/proxy",
+        "m-1",
+    ),
+    ("/clusters/{cluster}", "/clusters/root:org", "root:org"),
+    ("/gateways/{namespace}/{cluster}", "/gateways/ocm/m%2D1", "m-1"),
+];
+
+#[test]
+fn a_request_to_a_member_is_read_as_the_member_reads_it() {
+    for (template, path, member) in MEMBERS {
+        let templates = [template.parse().unwrap()];
+        for behind in [
+            "",
+            "/",
+            "/version",
+            "/api/v1/pods?watch=1&labelSelector=a%3Db",
+            "/api/v1/namespaces/ns/pods/a/log?follow=true",
+            "/api/v1/watch/namespaces/ns/pods",
+            "/api/v1/namespaces/n%2Fs/pods",
+            "/apis/apps/v1/namespaces/ns/deployments?fieldSelector=metadata.name=a",
+            "/api/v1/proxy/namespaces/ns/pods/a/b",
+            "/apis/cluster.karmada.io/v1alpha1/clusters/m-2/proxy/api",
+        ] {
+            for method in ["GET", "POST", "DELETE", "get"] {
+                let target = format!("{path}{behind}");
+                let read = info(method, &target).behind(&templates).unwrap();
+                assert_eq!((read.cluster(), read.prefix()), (Some(member), path.as_bytes()), "{target}");
+                let again = info(method, &target).at(read.member()).unwrap();
+                assert_eq!(read, again, "{target}");
+                if behind.starts_with('/') {
+                    let alone =
+                        RequestInfo { raw_path: read.raw_path, member: read.member.clone(), ..info(method, behind) };
+                    assert_eq!(read, alone, "{target}");
+                }
+            }
+        }
+        assert!(info("GET", &format!("{path}/api/v1/watch")).behind(&templates).is_err());
+    }
+}
+
+#[test]
+fn other_paths_than_those_to_members_stay_as_they_are() {
+    let templates = MEMBERS.map(|(template, ..)| template.parse().unwrap());
+    for target in ["/api/v1/pods", "/apis/cluster.karmada.io/v1alpha1/clusters/m-1", "/clusters", "/"] {
+        let read = info("GET", target).behind(&templates).unwrap();
+        assert_eq!(read, info("GET", target), "{target}");
+        assert_eq!((read.cluster(), read.prefix()), (None, &b""[..]));
+    }
+    for target in ["/clusters/m-1%2Fapi", "//clusters/m-1/api", "/clusters/m-1/../m-2/api"] {
+        assert!(info("GET", target).behind(&templates).is_err(), "{target}");
     }
 }

@@ -23,6 +23,9 @@ pub enum TargetError {
     /// The path ends with the verb `watch` or `proxy`.
     #[error("the path ends behind its verb")]
     NothingBehindVerb,
+    /// By the templates of paths that lead to member clusters.
+    #[error("the path leads to a member cluster or to none, as one reads it: use no empty, dotted or escaped segments")]
+    AmbiguousMember,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

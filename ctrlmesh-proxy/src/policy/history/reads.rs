@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use ctrlmesh_common::resource::{MemberKey, ResourceKey};
 use ctrlmesh_common::wire;
 use ctrlmesh_runtime::sync::lock;
 use serde::{Deserialize, Serialize};
@@ -40,8 +41,8 @@ struct Readers {
 /// The resources that were read, and up to which version.
 #[derive(Clone, Debug, Default)]
 struct Extent {
-    /// By group and resource; a version, if known, is newer than everything that was read.
-    read: HashMap<(String, String), Option<u64>>,
+    /// A version, if known, is newer than everything that was read.
+    read: HashMap<ReadResource, Option<u64>>,
     /// Whether every other resource may have been read, too.
     all: bool,
     /// How often the policy came into force. Versions that were asked for before the last time do not count.
@@ -62,9 +63,19 @@ pub(super) enum Until {
 /// A version that is newer than everything read of a resource, as the file holds it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct ReadVersion {
+    #[serde(flatten)]
+    of: ReadResource,
+    version: u64,
+}
+
+/// A resource that was read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ReadResource {
+    /// Absent for a resource of the API server itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    member: Option<ReadMember>,
     group: String,
     resource: String,
-    version: u64,
 }
 
 /// Reads for which a newer version is to be asked for.
@@ -75,11 +86,32 @@ pub struct PendingVersions {
 }
 
 impl ReadOf {
-    /// Mixes both names, so that resources spread over the buckets.
-    pub fn resource(group: &str, resource: &str) -> Self {
-        let [group, resource] = [group, resource].map(|text| wire::digest(text.as_bytes()));
-        let mixed = (group.rotate_left(32) ^ resource).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Self(mixed.to_be_bytes()[0])
+    /// Mixes the names, so that resources spread over the buckets.
+    pub fn resource(of: ResourceKey<'_>) -> Self {
+        let digest = |text: &str| wire::digest(text.as_bytes());
+        let member = of.member.map_or(0, |member| digest(member.path)).rotate_left(16);
+        let names = digest(of.group).rotate_left(32) ^ digest(of.resource) ^ member;
+        Self(names.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0])
+    }
+}
+
+/// The member cluster of a resource that was read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+struct ReadMember {
+    path: String,
+    name: String,
+}
+
+impl ReadResource {
+    pub fn new(of: ResourceKey<'_>) -> Self {
+        let (group, resource) = (of.group.to_owned(), of.resource.to_owned());
+        let member = of.member.map(|member| ReadMember { path: member.path.to_owned(), name: member.name.to_owned() });
+        Self { member, group, resource }
+    }
+
+    pub fn key(&self) -> ResourceKey<'_> {
+        let member = self.member.as_ref().map(|member| MemberKey { path: &member.path, name: &member.name });
+        ResourceKey { member, group: &self.group, resource: &self.resource }
     }
 }
 
@@ -92,21 +124,17 @@ impl Default for Readers {
 impl Reads {
     /// For a policy under which anything may have been read; `known` holds the versions that are known.
     pub(super) fn of_all(known: Vec<ReadVersion>) -> Self {
-        let read = known.into_iter().map(|it| ((it.group, it.resource), Some(it.version)));
+        let read = known.into_iter().map(|it| (it.of, Some(it.version)));
         let extent = Extent { read: read.collect(), all: true, times: 0 };
         Self { extent: Mutex::new(extent), ..Self::default() }
     }
 
     /// The known versions of resources without readers. A reader may read newer objects.
     pub(super) fn known(&self) -> Vec<ReadVersion> {
-        let known = self
-            .extent()
-            .read
-            .clone()
-            .into_iter()
-            .filter_map(|((group, resource), it)| it.map(|version| ReadVersion { group, resource, version }));
+        let read = self.extent().read.clone().into_iter();
+        let known = read.filter_map(|(of, version)| Some(ReadVersion { of, version: version? }));
         let mut known: Vec<ReadVersion> = known.collect();
-        known.retain(|known| !self.is_read(&known.group, &known.resource));
+        known.retain(|known| !self.is_read(known.of.key()));
         known.sort();
         known
     }
@@ -144,8 +172,8 @@ impl Reads {
     }
 
     /// Whether a resource has readers.
-    pub(super) fn is_read(&self, group: &str, resource: &str) -> bool {
-        let of = ReadOf::resource(group, resource);
+    pub(super) fn is_read(&self, of: ResourceKey<'_>) -> bool {
+        let of = ReadOf::resource(of);
         self.readers.of[usize::from(of.0)].load(Ordering::SeqCst) > 0
     }
 
@@ -156,12 +184,12 @@ impl Reads {
     }
 
     /// Records that a reader of a resource was answered.
-    pub(super) fn answered(&self, group: &str, resource: &str) {
+    pub(super) fn answered(&self, of: ResourceKey<'_>) {
         let mut extent = self.extent();
         if extent.read.len() >= MAX_READ {
             extent.all = true;
-        } else if !extent.all || extent.until(group, resource) != Until::Unknown {
-            extent.read.insert((group.to_owned(), resource.to_owned()), None);
+        } else if !extent.all || extent.until(of) != Until::Unknown {
+            extent.read.insert(ReadResource::new(of), None);
         }
     }
 
@@ -173,25 +201,24 @@ impl Reads {
     }
 
     /// Up to which version a resource was read.
-    pub(super) fn until(&self, group: &str, resource: &str) -> Until {
-        self.extent().until(group, resource)
+    pub(super) fn until(&self, of: ResourceKey<'_>) -> Until {
+        self.extent().until(of)
     }
 
     /// Whether nothing newer than `known` was read, and the resource has no readers.
     pub(super) fn is_within(&self, known: &ReadVersion) -> bool {
-        let (group, resource) = (known.group.as_str(), known.resource.as_str());
         let beyond = known.version.saturating_add(1);
-        !self.is_read(group, resource) && self.until(group, resource).is_before(beyond)
+        !self.is_read(known.of.key()) && self.until(known.of.key()).is_before(beyond)
     }
 
     /// `Some` if a version is to be asked for: the resource was read, has no readers, and no version is known. Called
     /// once another policy is in force.
-    pub(super) fn unread(this: &Arc<Self>, group: &str, resource: &str) -> Option<PendingVersions> {
+    pub(super) fn unread(this: &Arc<Self>, of: ResourceKey<'_>) -> Option<PendingVersions> {
         let (until, times) = {
             let extent = this.extent();
-            (extent.until(group, resource), extent.times)
+            (extent.until(of), extent.times)
         };
-        let unread = until == Until::Unknown && !this.is_read(group, resource);
+        let unread = until == Until::Unknown && !this.is_read(of);
         unread.then(|| PendingVersions { reads: this.clone(), times })
     }
 
@@ -209,10 +236,10 @@ impl Reads {
         extent.times += 1;
         let keys: Vec<_> = extent.read.keys().chain(other.read.keys()).cloned().collect();
         let all = extent.all || other.all;
-        let of = |key: (String, String)| {
-            let until = extent.until(&key.0, &key.1).and(other.until(&key.0, &key.1));
+        let of = |read: ReadResource| {
+            let until = extent.until(read.key()).and(other.until(read.key()));
             let version = if let Until::Version(version) = until { Some(version) } else { None };
-            (key, version)
+            (read, version)
         };
         let read: HashMap<_, _> = keys.into_iter().map(of).collect();
         extent.all = all || read.len() > MAX_READ;
@@ -225,8 +252,8 @@ impl Reads {
 }
 
 impl Extent {
-    fn until(&self, group: &str, resource: &str) -> Until {
-        match self.read.get(&(group.to_owned(), resource.to_owned())) {
+    fn until(&self, of: ResourceKey<'_>) -> Until {
+        match self.read.get(&ReadResource::new(of)) {
             Some(Some(version)) => Until::Version(*version),
             Some(None) => Until::Unknown,
             None if self.all => Until::Unknown,
@@ -258,10 +285,10 @@ impl Until {
 impl PendingVersions {
     /// Records that a resource was read up to `version` at most. The API server must have given the version after this
     /// was returned.
-    pub fn was_read_until(&self, (group, resource): (&str, &str), version: u64) {
+    pub fn was_read_until(&self, of: ResourceKey<'_>, version: u64) {
         let mut extent = self.reads.extent();
         if extent.times == self.times {
-            extent.read.insert((group.to_owned(), resource.to_owned()), Some(version));
+            extent.read.insert(ReadResource::new(of), Some(version));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ctrlmesh_common::policy::{LOCK_RESOURCES, Limit, Policy};
-use ctrlmesh_common::resource::ResourceMatch;
+use ctrlmesh_common::resource::{ResourceKey, ResourceMatch};
 use serde::{Deserialize, Serialize};
 
 use super::InForce;
@@ -21,6 +21,8 @@ pub(super) struct ForgottenPolicies {
     changed: Option<Vec<ResourceMatch>>,
     /// Whether a later one named another lock.
     relocked: bool,
+    /// Whether a later one had other members, or showed others.
+    has_other_members: bool,
     /// The reads of those with readers.
     read: Vec<Arc<Reads>>,
     /// The reads of all others.
@@ -34,6 +36,8 @@ pub(super) struct StoredSummary {
     first: Policy,
     changed: Option<Vec<ResourceMatch>>,
     relocked: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    has_other_members: bool,
     until: Vec<ReadVersion>,
 }
 
@@ -41,7 +45,7 @@ impl ForgottenPolicies {
     /// For an unknown history: every resource may have been limited in another way.
     pub(super) fn unknown() -> Self {
         let reads = Arc::new(Reads::of_all(Vec::new()));
-        Self { first: Arc::default(), changed: None, relocked: true, read: Vec::new(), reads }
+        Self { first: Arc::default(), changed: None, relocked: true, has_other_members: true, read: Vec::new(), reads }
     }
 
     pub(super) fn of(first: &InForce) -> Self {
@@ -51,6 +55,7 @@ impl ForgottenPolicies {
             first: first.policy.clone(),
             changed: Some(Vec::new()),
             relocked: false,
+            has_other_members: false,
             read: vec![first.reads.clone()],
             reads: reads.into(),
         }
@@ -62,6 +67,7 @@ impl ForgottenPolicies {
         self.read.push(next.reads.clone());
         let first = self.first.clone();
         self.relocked |= next.lock != first.lock;
+        self.has_other_members |= next.members() != first.members();
         if next.mode != first.mode {
             self.changed = None;
         }
@@ -88,28 +94,31 @@ impl ForgottenPolicies {
 
     /// Whether a client may have read a resource up to `version` under one of them that limited it in another way than
     /// `now` does.
-    pub(super) fn is_suspect(&mut self, now: &Policy, (group, resource): (&str, &str), version: u64) -> bool {
+    pub(super) fn is_suspect(&mut self, now: &Policy, of: ResourceKey<'_>, version: u64) -> bool {
         self.merge_unread();
-        let read =
-            self.all().any(|reads| reads.is_read(group, resource) || !reads.until(group, resource).is_before(version));
-        read && self.differs(now, group, resource)
+        let read = self.all().any(|reads| reads.is_read(of) || !reads.until(of).is_before(version));
+        read && self.differs(now, of)
     }
 
-    fn differs(&self, now: &Policy, group: &str, resource: &str) -> bool {
-        let covered = |all: &[ResourceMatch]| all.iter().any(|one| one.covers(group, resource));
-        self.changed.as_deref().is_none_or(covered)
-            || self.relocked && LOCK_RESOURCES.contains(&(group, resource))
-            || self.first.selector_for(group, resource) != now.selector_for(group, resource)
-            || self.first.lock_for(group, resource) != now.lock_for(group, resource)
+    fn differs(&self, now: &Policy, of: ResourceKey<'_>) -> bool {
+        let covered = |all: &[ResourceMatch]| all.iter().any(|one| one.covers(of.group, of.resource));
+        let changed = match of.member {
+            Some(_) => self.has_other_members,
+            None => {
+                self.changed.as_deref().is_none_or(covered)
+                    || self.relocked && LOCK_RESOURCES.contains(&(of.group, of.resource))
+            }
+        };
+        changed || self.first.selector_of(of) != now.selector_of(of) || self.first.lock_of(of) != now.lock_of(of)
     }
 
     /// The reads for which a version is to be asked for: none while the resource has readers under one of them.
-    pub(super) fn unread(&mut self, group: &str, resource: &str) -> Vec<PendingVersions> {
+    pub(super) fn unread(&mut self, of: ResourceKey<'_>) -> Vec<PendingVersions> {
         self.merge_unread();
-        if self.all().any(|reads| reads.is_read(group, resource)) {
+        if self.all().any(|reads| reads.is_read(of)) {
             return Vec::new();
         }
-        self.all().filter_map(|reads| Reads::unread(reads, group, resource)).collect()
+        self.all().filter_map(|reads| Reads::unread(reads, of)).collect()
     }
 
     /// The reads of all of them.
@@ -138,6 +147,7 @@ impl ForgottenPolicies {
             first: self.first.as_ref().clone(),
             changed: self.changed.clone(),
             relocked: self.relocked,
+            has_other_members: self.has_other_members,
             until,
         }
     }
@@ -149,6 +159,7 @@ impl From<StoredSummary> for ForgottenPolicies {
             first: written.first.into(),
             changed: written.changed,
             relocked: written.relocked,
+            has_other_members: written.has_other_members,
             read: Vec::new(),
             reads: Reads::of_all(written.until).into(),
         }

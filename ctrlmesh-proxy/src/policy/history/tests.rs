@@ -1,12 +1,17 @@
-use ctrlmesh_common::policy::Limit;
-use ctrlmesh_common::resource::ResourceMatch;
+use ctrlmesh_common::policy::{Limit, Members};
+use ctrlmesh_common::resource::{MemberKey, ResourceKey, ResourceMatch};
 use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::slots::NamespaceHash;
 use tempfile::TempDir;
 
 use super::*;
 
-const PODS: (&str, &str) = ("", "pods");
-const NODES: (&str, &str) = ("", "nodes");
+const PODS: ResourceKey<'_> = of_host("pods");
+const NODES: ResourceKey<'_> = of_host("nodes");
+
+const fn of_host(resource: &str) -> ResourceKey<'_> {
+    ResourceKey::of_host("", resource)
+}
 
 fn limit(resource: &str, selector: &str) -> Limit {
     let resources = ResourceMatch { api_groups: vec![String::new()], resources: vec![resource.to_owned()] };
@@ -29,19 +34,19 @@ fn epochs(suspects: Vec<Arc<InForce>>) -> Vec<u64> {
     suspects.iter().map(|past| past.epoch).collect()
 }
 
-fn of((group, resource): (&str, &str)) -> ReadOf {
-    ReadOf::resource(group, resource)
+fn of(resource: ResourceKey<'_>) -> ReadOf {
+    ReadOf::resource(resource)
 }
 
 /// Brings a policy into force, under which pods are read.
 fn read(history: &History, policy: &Arc<Policy>) -> Arc<InForce> {
     let now = history.in_force(policy);
-    now.read(of(PODS)).answered(PODS.0, PODS.1);
+    now.read(of(PODS)).answered(PODS);
     now
 }
 
 /// Asks of all that nobody reads under, and is answered `version`.
-fn clear(history: &History, now: &InForce, resource: (&str, &str), version: u64) {
+fn clear(history: &History, now: &InForce, resource: ResourceKey<'_>, version: u64) {
     for unread in history.unread(now, resource) {
         unread.was_read_until(resource, version);
     }
@@ -61,7 +66,7 @@ fn every_policy_with_other_limits_is_suspected_once() {
 #[test]
 fn a_version_newer_than_what_was_read_under_a_policy_clears_it() {
     let history = History::default();
-    history.in_force(&policy("a=1", 1)).read(of(NODES)).answered(NODES.0, NODES.1);
+    history.in_force(&policy("a=1", 1)).read(of(NODES)).answered(NODES);
     read(&history, &policy("a=1", 1));
     let now = history.in_force(&policy("a=2", 2));
     clear(&history, &now, PODS, 10);
@@ -79,7 +84,7 @@ fn what_is_still_read_under_a_policy_has_no_last_version() {
     let now = history.in_force(&policy("a=2", 2));
     assert!(history.unread(&now, PODS).is_empty());
     // The answer comes after the change.
-    reading.answered(PODS.0, PODS.1);
+    reading.answered(PODS);
     assert!(history.unread(&now, PODS).is_empty());
     drop(reading);
     assert_eq!(history.unread(&now, PODS).len(), 1);
@@ -89,7 +94,7 @@ fn what_is_still_read_under_a_policy_has_no_last_version() {
 fn a_reader_keeps_no_other_resource_uncleared() {
     let history = History::default();
     let stuck = history.in_force(&policy("a=1", 1)).read(of(NODES));
-    stuck.answered(NODES.0, NODES.1);
+    stuck.answered(NODES);
     read(&history, &policy("a=1", 1));
     let now = history.in_force(&policy("a=2", 2));
     for resource in [PODS, NODES] {
@@ -110,7 +115,7 @@ fn a_reader_under_a_forgotten_policy_keeps_no_other_uncleared() {
     let all: Vec<_> = (1..=40).map(|n| read(&history, &policy(&format!("a={n}"), n))).collect();
     let now = all.last().unwrap();
     // The answer comes after the policy was forgotten.
-    stuck.answered(NODES.0, NODES.1);
+    stuck.answered(NODES);
     for resource in [PODS, NODES] {
         clear(&history, now, resource, 10);
     }
@@ -153,11 +158,11 @@ fn a_forgotten_policy_concerns_the_resources_that_changed() {
     for epoch in 1..=40 {
         let reading = now.read(of(PODS));
         now = history.in_force(&of_pods(&format!("a={epoch}"), epoch));
-        reading.answered(PODS.0, PODS.1);
+        reading.answered(PODS);
         drop(reading);
     }
     assert_eq!(history.suspects(&now, PODS, 7).unwrap_err(), HistoryExceeded);
-    for unchanged in [NODES, ("", "secrets"), ("apps", "deployments")] {
+    for unchanged in [NODES, of_host("secrets"), ResourceKey::of_host("apps", "deployments")] {
         assert!(history.suspects(&now, unchanged, 7).unwrap().is_empty(), "{unchanged:?}");
     }
     clear(&history, &now, PODS, 10);
@@ -165,7 +170,7 @@ fn a_forgotten_policy_concerns_the_resources_that_changed() {
     assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
     // A client that follows every change keeps it cleared.
     for epoch in 41..=80 {
-        now.read(of(PODS)).answered(PODS.0, PODS.1);
+        now.read(of(PODS)).answered(PODS);
         now = history.in_force(&of_pods(&format!("a={epoch}"), epoch));
         clear(&history, &now, PODS, epoch);
         assert!(history.suspects(&now, PODS, epoch + 1).unwrap().is_empty());
@@ -180,7 +185,7 @@ fn readers_under_a_forgotten_policy_keep_all_uncleared() {
     let now = all.last().unwrap();
     clear(&history, now, PODS, 10);
     assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), HistoryExceeded);
-    reading.answered(PODS.0, PODS.1);
+    reading.answered(PODS);
     drop(reading);
     assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), HistoryExceeded);
     clear(&history, now, PODS, 12);
@@ -194,10 +199,10 @@ fn a_forgotten_lock_concerns_what_can_be_a_lock() {
         let lock = ctrlmesh_common::policy::Lock { namespace: "ops".into(), name: "op".into(), shard: shard.into() };
         Arc::new(Policy { lock: Some(lock), ..Policy::default() })
     };
-    let leases = ("coordination.k8s.io", "leases");
+    let leases = ResourceKey::of_host("coordination.k8s.io", "leases");
     let all: Vec<_> = (0..=40).map(|n| read(&history, &lock(&format!("s{n}")))).collect();
     for policy in &all {
-        policy.reads.answered(leases.0, leases.1);
+        policy.reads.answered(leases);
     }
     let now = all.last().unwrap();
     assert!(history.suspects(now, PODS, 7).unwrap().is_empty());
@@ -213,7 +218,7 @@ fn a_policy_under_which_nobody_was_answered_is_not_remembered() {
     let asking = history.in_force(&policy("a=3", 3)).read(of(NODES));
     let now = read(&history, &policy("a=4", 4));
     assert!(history.suspects(&now, PODS, 7).unwrap().is_empty());
-    asking.answered(NODES.0, NODES.1);
+    asking.answered(NODES);
     drop(asking);
     assert!(history.suspects(&now, PODS, 7).unwrap().is_empty());
     assert_eq!(epochs(history.suspects(&now, NODES, 7).unwrap()), [3]);
@@ -278,7 +283,7 @@ fn the_next_process_knows_versions_of_resources_without_readers() {
     let folder = TempDir::new().unwrap();
     let history = again(&folder, "u");
     let stuck = history.in_force(&policy("a=1", 1)).read(of(NODES));
-    stuck.answered(NODES.0, NODES.1);
+    stuck.answered(NODES);
     read(&history, &policy("a=1", 1));
     let now = history.in_force(&policy("a=2", 2));
     history.was_read_until(&history.unread(&now, PODS), PODS, 10);
@@ -339,4 +344,33 @@ fn concurrent_writers_leave_whole_files_of_each_pod() {
         }
     });
     assert_eq!(std::fs::read_dir(folder.path().join("histories")).unwrap().count(), 2);
+}
+
+#[test]
+fn what_was_read_of_a_member_is_known_of_that_member_only() {
+    let history = History::default();
+    let seeing = |names: &[&str], epoch: u64| {
+        let slot = |name: &&str| NamespaceHash::default().slot(name);
+        let paths = vec!["/clusters/{cluster}".parse().unwrap()];
+        let sees = Some(names.iter().map(slot).collect());
+        let members = Some(Members { paths, sees, ..Members::default() });
+        Arc::new(Policy { epoch, members, ..Policy::default() })
+    };
+    let pods_at = |path, name| ResourceKey { member: Some(MemberKey { path, name }), ..PODS };
+    let pods_of = |name| pods_at("/clusters", name);
+    let first = history.in_force(&seeing(&["m-1"], 1));
+    for of in [PODS, pods_of("m-1"), pods_of("m-3")] {
+        first.read(ReadOf::resource(of)).answered(of);
+    }
+    let now = history.in_force(&seeing(&["m-2"], 2));
+    assert_eq!(epochs(history.suspects(&now, pods_of("m-1"), 7).unwrap()), [1]);
+    // Of the host nothing changed, of another's nothing was seen, and of the third one nothing was read.
+    for of in [PODS, pods_of("m-3"), pods_of("m-2")] {
+        assert!(history.suspects(&now, of, 7).unwrap().is_empty(), "{of:?}");
+    }
+    clear(&history, &now, pods_of("m-1"), 10);
+    assert!(history.suspects(&now, pods_of("m-1"), 11).unwrap().is_empty());
+    assert_eq!(epochs(history.suspects(&now, pods_of("m-1"), 10).unwrap()), [1]);
+    // Another one of the same name was not read.
+    assert!(history.suspects(&now, pods_at("/workspaces", "m-1"), 7).unwrap().is_empty());
 }

@@ -6,6 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
+use ctrlmesh_common::resource::ResourceKey;
 use ctrlmesh_runtime::sync::lock;
 
 /// Resources that are remembered.
@@ -24,20 +25,23 @@ struct Comparison {
 
 impl Versions {
     /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
-    pub(super) fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
-        let is_known = |known: &&Comparison| known.is_of(resource) && known.changed_at == changed_at;
+    pub(super) fn compare(&self, of: ResourceKey<'_>, changed_at: u64) -> Option<bool> {
+        let is_known = |known: &&Comparison| known.is_of(of) && known.changed_at == changed_at;
         self.known().iter().find(is_known).map(|known| known.compare)
     }
 
     /// Records the newest version of a resource after the change. Returns whether the two compare.
-    pub(super) fn found(&self, resource: (&str, &str), changed_at: u64, newest: u64) -> bool {
+    pub(super) fn found(&self, of: ResourceKey<'_>, changed_at: u64, newest: u64) -> bool {
         let compare = newest >= changed_at;
+        if of.member.is_some() {
+            return compare;
+        }
         let mut known = self.known();
-        known.retain(|known| !known.is_of(resource));
+        known.retain(|known| !known.is_of(of));
         if known.len() >= MAX_KNOWN {
             known.remove(0);
         }
-        let (group, resource) = (resource.0.to_owned(), resource.1.to_owned());
+        let (group, resource) = (of.group.to_owned(), of.resource.to_owned());
         known.push(Comparison { group, resource, changed_at, compare });
         compare
     }
@@ -48,8 +52,9 @@ impl Versions {
 }
 
 impl Comparison {
-    fn is_of(&self, (group, resource): (&str, &str)) -> bool {
-        self.group == group && self.resource == resource
+    /// Only of the API server's own resources: those of members are compared with no version of its.
+    fn is_of(&self, of: ResourceKey<'_>) -> bool {
+        of.member.is_none() && self.group == of.group && self.resource == of.resource
     }
 }
 
@@ -57,7 +62,7 @@ impl Comparison {
 mod tests {
     use super::*;
 
-    const EVENTS: (&str, &str) = ("", "events");
+    const EVENTS: ResourceKey<'_> = ResourceKey::of_host("", "events");
 
     #[test]
     fn what_was_found_holds_for_one_change_of_one_resource() {
@@ -66,7 +71,7 @@ mod tests {
         assert!(!versions.found(EVENTS, 100, 99));
         assert_eq!(versions.compare(EVENTS, 100), Some(false));
         assert_eq!(versions.compare(EVENTS, 101), None);
-        assert_eq!(versions.compare(("events.k8s.io", "events"), 100), None);
+        assert_eq!(versions.compare(ResourceKey::of_host("events.k8s.io", "events"), 100), None);
         assert!(versions.found(EVENTS, 101, 101));
         assert_eq!(versions.compare(EVENTS, 101), Some(true));
         assert_eq!(versions.compare(EVENTS, 100), None);
@@ -76,9 +81,9 @@ mod tests {
     fn no_more_is_remembered_than_there_is_room_for() {
         let versions = Versions::default();
         for number in 0..=MAX_KNOWN {
-            versions.found(("", &number.to_string()), 100, 1);
+            versions.found(ResourceKey::of_host("", &number.to_string()), 100, 1);
         }
-        assert_eq!(versions.compare(("", "0"), 100), None);
-        assert_eq!(versions.compare(("", "1"), 100), Some(false));
+        assert_eq!(versions.compare(ResourceKey::of_host("", "0"), 100), None);
+        assert_eq!(versions.compare(ResourceKey::of_host("", "1"), 100), Some(false));
     }
 }

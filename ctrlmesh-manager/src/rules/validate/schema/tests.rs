@@ -172,7 +172,7 @@ fn an_unknown_field_is_reported_with_path_and_known_fields() {
         "spec.limits[0].relatedResources: is not a field that is known here; known are objectSelector, relateResources, selector"
     );
     assert!(
-        found[1].starts_with("spec.rooot: is not a field that is known here; known are allowProxy, controller, limits"),
+        found[1].starts_with("spec.rooot: is not a field that is known here; known are allowProxy, clusterHashes, clusters, controller, limits"),
         "{found:?}"
     );
 }

@@ -9,8 +9,13 @@ const SECOND: u64 = 1_000_000_000;
 /// A limiter of this many requests for `resource`, and none after.
 fn limiter(rule: &str, resource: &str, burst: u32) -> Guard {
     let all = || vec!["*".to_owned()];
-    let requests =
-        RequestMatch { api_groups: all(), resources: vec![resource.to_owned()], verbs: all(), namespaces: all() };
+    let requests = RequestMatch {
+        api_groups: all(),
+        resources: vec![resource.to_owned()],
+        verbs: all(),
+        namespaces: all(),
+        ..RequestMatch::default()
+    };
     Guard {
         breaker: "ops/wild".to_owned(),
         rule: rule.to_owned(),

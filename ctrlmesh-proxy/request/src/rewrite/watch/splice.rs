@@ -128,6 +128,7 @@ pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<
     if !request.query().has_room_for(ADDED_PAIRS) {
         return None;
     }
+    let prefix = String::from_utf8_lossy(request.prefix());
     let mut path = without_watch(request, &String::from_utf8_lossy(request.raw_path()));
     let mut query = without(request.query().raw(), &NOT_IN_LIST);
     let mut rest = "limit=1".to_owned();
@@ -139,7 +140,7 @@ pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<
         rest = format!("fieldSelector={}&limit=1", escaped(field.as_bytes()));
     }
     let query = selector.map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
-    Some(joined(&path, &query, &rest))
+    Some(joined(&format!("{prefix}{path}"), &query, &rest))
 }
 
 /// The version of a list; nothing where it is another answer.
@@ -177,10 +178,12 @@ impl Splice {
         // The lock is renamed here; the selector is put in for each request.
         let renamed = crate::rewrite::target(request, &Plan { lock: plan.lock.clone(), ..Plan::default() });
         let (path, query) = renamed.split_once('?').unwrap_or((&renamed, ""));
+        let prefix = String::from_utf8_lossy(request.prefix());
+        let behind = path.strip_prefix(&*prefix).unwrap_or(path);
         Ok(Self {
             encoding,
             at,
-            list_path: without_watch(request, path),
+            list_path: format!("{prefix}{}", without_watch(request, behind)),
             watch_path: path.to_owned(),
             query: query.as_bytes().to_vec(),
             selector: plan.selector.clone(),

@@ -16,7 +16,7 @@ fn guard(trigger: Trigger, window: Option<u64>) -> Guard {
         part: None,
         trigger,
         sleeping_window_nanoseconds: window,
-        requests: vec![RequestMatch { api_groups, resources, verbs, namespaces }],
+        requests: vec![RequestMatch { api_groups, resources, verbs, namespaces, ..RequestMatch::default() }],
         urls: Vec::new(),
         reset: None,
         holds: false,

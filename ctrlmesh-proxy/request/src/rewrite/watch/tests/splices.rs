@@ -216,3 +216,35 @@ fn only_a_list_says_the_version_of_a_list() {
     assert_eq!(version("Pod"), None);
     assert_eq!(version("Status"), None);
 }
+
+#[test]
+fn a_watch_of_a_member_goes_on_there() {
+    let templates = ["/clusters/{cluster}".parse().unwrap()];
+    for (target, list) in [
+        ("/clusters/m-1/api/v1/pods?watch=1&resourceVersion=9", "/clusters/m-1/api/v1/pods?"),
+        ("/clusters/m-1/api/v1/watch/pods?resourceVersion=9", "/clusters/m-1/api/v1/pods?"),
+    ] {
+        let request = request(target).behind(&templates).unwrap();
+        assert!(newest(&request, None).unwrap().starts_with(list), "{target}");
+        let plan = Plan { selector: Some(Selector::nothing()), ..Plan::default() };
+        let mut splice = Splice::new(&request, &plan, Encoding::Json, 226, None).unwrap();
+        let empty = br#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"226"},"items":[]}"#;
+        let mut lists = 0;
+        let watched = loop {
+            match splice.next_read() {
+                NextRead::Watch(watched) => break watched,
+                NextRead::List(listed) => {
+                    assert!(listed.starts_with(list) && listed.contains("resourceVersion=226"), "{listed}");
+                    splice.answer(200, "application/json", empty).unwrap();
+                    lists += 1;
+                }
+            }
+        };
+        assert!(lists > 0, "all of it leaves");
+        let path = target.split('?').next().unwrap();
+        assert!(watched.starts_with(path) && watched.contains("labelSelector="), "{watched}");
+    }
+    let one = request("/clusters/m-1/api/v1/watch/namespaces/a/pods/p").behind(&templates).unwrap();
+    let newest = newest(&one, None).unwrap();
+    assert_eq!(newest, "/clusters/m-1/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp&limit=1");
+}
