@@ -64,9 +64,27 @@ impl Witness {
 
     /// Hears one line of a log; what is no event, or no write that came about, says only what time it is.
     pub fn hear(&mut self, line: &str) {
+        self.hear_as(line, Some);
+    }
+
+    /// Hears all lines of a member cluster's log, whose objects are in namespaces with the names that members have on
+    /// the host. Its versions compare with no table's, so that its writes are placed by their times.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn read_member(&mut self, log: &Path) -> io::Result<()> {
+        for line in BufReader::new(File::open(log)?).lines() {
+            self.hear_as(&line?, |write| {
+                (!write.object.namespace.is_empty()).then_some(Write { version: None, ..write })
+            });
+        }
+        Ok(())
+    }
+
+    fn hear_as(&mut self, line: &str, write: impl Fn(Write) -> Option<Write>) {
         let Some(event) = event::parse(line) else { return };
         self.latest = self.latest.max(event.answered);
-        let Some(write) = event.write else { return };
+        let Some(write) = event.write.and_then(write) else { return };
         let OperatorUnderTest { namespace, root, resources, .. } = &self.operator;
         if write.object.resource == ROOTS && write.object.namespace == *namespace && write.object.name == *root {
             self.roots.push(write);

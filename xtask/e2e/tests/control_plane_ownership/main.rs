@@ -19,6 +19,9 @@ mod harness;
 mod leaving_pods;
 mod load;
 mod manager;
+#[path = "../harness/members.rs"]
+mod member_server;
+mod members;
 mod moves;
 mod operators;
 mod pace;

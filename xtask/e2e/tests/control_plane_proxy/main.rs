@@ -13,6 +13,9 @@ mod exemplars;
 mod go;
 mod informer;
 mod locks;
+#[path = "../harness/members.rs"]
+mod member_server;
+mod members;
 #[path = "../harness/prometheus.rs"]
 mod prometheus;
 mod reads;

@@ -19,7 +19,7 @@ use crate::harness::proxy::Proxy;
 use crate::harness::{soon, until};
 
 /// A reflector, and what it saw besides its store.
-struct Reflector {
+pub(crate) struct Reflector {
     store: Store<ConfigMap>,
     seen: Arc<Mutex<ReflectorLog>>,
     task: tokio::task::JoinHandle<()>,
@@ -39,7 +39,12 @@ struct ReflectorLog {
 
 impl Reflector {
     async fn start(bed: &Bed, proxy: &Proxy, config: watcher::Config) -> Self {
-        let api = Api::namespaced(client(bed, proxy).await, &bed.namespace);
+        Self::start_at(bed, proxy, "", config).await
+    }
+
+    /// Of the cluster to which the path leads.
+    pub(crate) async fn start_at(bed: &Bed, proxy: &Proxy, path: &str, config: watcher::Config) -> Self {
+        let api = Api::namespaced(client(bed, proxy, path).await, &bed.namespace);
         let (store, mut writer) = store();
         let seen = Arc::<Mutex<ReflectorLog>>::default();
         let record = seen.clone();
@@ -61,9 +66,15 @@ impl Reflector {
     }
 
     /// Name and version of what it holds.
-    fn state(&self) -> BTreeMap<String, String> {
+    pub(crate) fn state(&self) -> BTreeMap<String, String> {
         let objects = self.store.state();
         objects.iter().map(|one| (one.name_any(), one.resource_version().unwrap())).collect()
+    }
+
+    /// Whether it listed once only, and saw nothing in a wrong order.
+    pub(crate) fn assert_spliced(&self) {
+        let seen = std::mem::take(&mut *self.seen.lock().unwrap());
+        assert_eq!((seen.lists, seen.wrong), (1, Vec::new()));
     }
 }
 
@@ -93,13 +104,13 @@ impl ReflectorLog {
 }
 
 /// What kube-rs makes of the proxy's address, the mesh CA and the pod's token.
-async fn client(bed: &Bed, proxy: &Proxy) -> Client {
+async fn client(bed: &Bed, proxy: &Proxy, path: &str) -> Client {
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let kubeconfig = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
         "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "operator"}}],
         "clusters": [{"name": "proxy", "cluster": {
-            "server": format!("https://{}", proxy.address),
+            "server": format!("https://{}{path}", proxy.address),
             "certificate-authority": bed.pki.path("mesh.crt"),
         }}],
         "users": [{"name": "operator", "user": {"token": bed.token}}],

@@ -89,11 +89,14 @@ fn write(event: AuditEvent) -> Option<Write> {
     let meta = &made["metadata"];
     let is_let_go = meta["deletionTimestamp"].is_string() && !meta["finalizers"].is_array();
     let is_delete = event.verb == "delete" || is_let_go;
-    let author = event.user.pod_name().zip(event.user.pod_uid());
+    // A host asks a member in its user's name.
+    let is_impersonated = !event.impersonated_user.username.is_empty();
+    let user = if is_impersonated { event.impersonated_user } else { event.user };
+    let author = user.pod_name().zip(user.pod_uid());
     let author = author.map(|(pod, uid)| Author { pod: pod.to_owned(), uid: uid.to_owned() });
     Some(Write {
         object: Object { resource, namespace: reference.namespace, name },
-        user: event.user.username,
+        user: user.username,
         author,
         is_delete,
         received: event.received,
