@@ -99,6 +99,11 @@ impl Ownership {
             .map(String::as_str)
     }
 
+    /// The slots of an owner.
+    pub fn slots_of(&self, owner: &str) -> impl Iterator<Item = Slot> {
+        self.slots.iter().filter(move |(_, one)| *one == owner).map(|(slot, _)| *slot)
+    }
+
     /// The shard of the pod called `pod`.
     pub fn shard_of(&self, pod: &str) -> Option<&str> {
         self.pods.get(pod).map(String::as_str)

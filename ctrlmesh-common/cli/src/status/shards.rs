@@ -129,9 +129,8 @@ impl PodOverview {
 
 /// The slots of a shard by the table of its root, and the namespaces that it owns whatever their slot.
 pub(crate) fn owned(shard: &str, table: &Ownership) -> (Vec<Slot>, Vec<String>) {
-    let slots = table.slots.iter().filter(|(_, owner)| *owner == shard).map(|(slot, _)| *slot);
     let namespaces = table.namespaces.iter().filter(|(_, owner)| *owner == shard).map(|(name, _)| name.clone());
-    (slots.collect(), namespaces.collect())
+    (table.slots_of(shard).collect(), namespaces.collect())
 }
 
 /// The pods of a shard, whose newest epoch this is.

@@ -75,7 +75,7 @@ impl Division {
             made.map(|config| live_pods.of(config)).unwrap_or_default()
         };
         let table = root.status.as_ref().and_then(|status| status.ownership.clone()).map(settled).unwrap_or_default();
-        let held = |name: &str| table.slots.iter().filter(|(_, owner)| *owner == name).map(|(slot, _)| *slot).collect();
+        let held = |name: &str| table.slots_of(name).collect();
         let in_canary = root.spec.root.iter().filter_map(|rule| rule.canary.as_ref());
         let namespaces = in_canary.flat_map(|canary| canary.in_namespaces.iter().cloned()).collect();
         let canary = divided.iter().find(|share| share.canary);

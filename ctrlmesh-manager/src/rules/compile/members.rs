@@ -1,5 +1,6 @@
 //! Says which member clusters the pods of a shard see.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
@@ -7,27 +8,27 @@ use ctrlmesh_common::member_path::PathTemplate;
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::members::MAX_PATHS;
 use ctrlmesh_common::policy::{Members, Policy};
-use ctrlmesh_common::slots::SlotSet;
+use ctrlmesh_common::slots::{Slot, SlotSet};
 
 use super::CompiledPolicy;
 use crate::rules::object_name::{name, namespace};
 use crate::rules::pod::Member;
 use crate::rules::shared::{Shared, each};
 
-/// The members of a root, as `shard` sees them: where clusters are divided, those in its slots by the table.
+/// The members of a root, or of a shard by hand, as `shard` sees them. Where a root divides clusters, those are seen
+/// that are in the shard's slots by the table.
 pub(super) fn of_shard(
     members: Members,
     root: &ShardingConfig,
     table: Option<&Ownership>,
     shard: &ShardingConfig,
 ) -> Members {
-    let divides = root.spec.root.as_ref().is_some_and(Root::divides_clusters);
-    let shard = name(&shard.metadata);
-    let own =
-        |table: &Ownership| table.slots.iter().filter(|(_, owner)| *owner == shard).map(|(slot, _)| *slot).collect();
+    if !root.spec.root.as_ref().is_some_and(Root::divides_clusters) {
+        return members;
+    }
     // Until it is known who owns what, nobody sees any.
-    let sees = divides.then(|| table.map(own).unwrap_or_default());
-    Members { sees, ..members }
+    let sees = table.map(|table| table.slots_of(name(&shard.metadata)).collect()).unwrap_or_default();
+    Members { sees: Some(sees), ..members }
 }
 
 /// The members that a pod of no shard may know: those of the root whose workload it is of, also of one that is switched
@@ -55,22 +56,22 @@ pub(super) fn members_of(
 
 /// Takes all members away from a policy, where they are divided.
 pub(super) fn hide(policy: &mut Policy) {
-    if let Some(sees) = policy.members.as_mut().and_then(|members| members.sees.as_mut()) {
-        sees.clear();
-    }
+    seen(policy).for_each(BTreeSet::clear);
 }
 
 /// Shows those in these slots, too.
 pub(super) fn show(policy: &mut Policy, slots: SlotSet) {
-    if let Some(sees) = policy.members.as_mut().and_then(|members| members.sees.as_mut()) {
-        sees.extend(slots.iter());
-    }
+    seen(policy).for_each(|sees| sees.extend(slots.iter()));
+}
+
+/// What is seen of members, where they are divided.
+fn seen(policy: &mut Policy) -> impl Iterator<Item = &mut BTreeSet<Slot>> {
+    policy.members.iter_mut().filter_map(|members| members.sees.as_mut())
 }
 
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::api::{Clusters, ShardingConfigSpec, Unit};
-    use ctrlmesh_common::slots::Slot;
 
     use super::super::tests::{compiled, pod, root, status};
     use super::super::*;

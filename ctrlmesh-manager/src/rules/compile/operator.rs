@@ -188,8 +188,11 @@ impl Operator<'_> {
         let policy_of = |config: &ShardingConfig| {
             let policy = share::policy(config, self.namespace());
             let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
-            let members = policy.members.map(|members| self.members(members, config));
-            let policy = Policy { members, ..policy };
+            let of_shard = |members| {
+                let members = Members { hash: self.hash, ..members };
+                members::of_shard(members, self.config, self.table(), config)
+            };
+            let policy = Policy { members: policy.members.map(of_shard), ..policy };
             let owned = |fence: &Fence| Fence { owner: Some(name(&config.metadata).to_owned()), ..fence.clone() };
             let policy = Policy { fence: fence.as_ref().map(owned), restart_on_loss, report_traffic, ..policy };
             policy.check().map_err(|error| trouble(config, error.to_string()))?;
@@ -292,12 +295,6 @@ impl Operator<'_> {
         let fence = Fence::of(self.table()?, "", self.hash, resources.map(ResourceMatch::from).collect());
         let (lapses, counts_slots) = (lapses(self.config), rule.balances_by_load());
         Some(Fence { operator: self.full_name(), lapses, counts_slots, ..fence })
-    }
-
-    /// The member clusters, as `shard` sees them.
-    fn members(&self, members: Members, shard: &ShardingConfig) -> Members {
-        let members = Members { hash: self.hash, ..members };
-        if self.is_root() { members::of_shard(members, self.config, self.table(), shard) } else { members }
     }
 
     /// Of a root that is fenced.

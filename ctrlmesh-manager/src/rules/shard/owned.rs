@@ -76,10 +76,9 @@ pub fn shadowed(
 
 /// The share as the table has it.
 fn in_table(share: &Share, table: &Ownership) -> Share {
-    let slots = table.slots.iter().filter(|(_, owner)| **owner == share.name);
     let namespaces = table.namespaces.iter().filter(|(_, owner)| **owner == share.name);
     Share {
-        slots: slots.map(|(slot, _)| *slot).collect(),
+        slots: table.slots_of(&share.name).collect(),
         namespaces: namespaces.map(|(namespace, _)| namespace.clone()).collect(),
         ..share.clone()
     }

@@ -364,8 +364,7 @@ pub(crate) fn teams_of(slots: &BTreeSet<Slot>) -> BTreeSet<String> {
 
 /// The slots that a table gives an owner.
 pub(crate) fn slots_of(table: &Ownership, owner: &str) -> BTreeSet<Slot> {
-    let own = table.slots.iter().filter(|(_, one)| *one == owner);
-    own.map(|(slot, _)| *slot).collect()
+    table.slots_of(owner).collect()
 }
 
 /// The path of a namespace's websites.

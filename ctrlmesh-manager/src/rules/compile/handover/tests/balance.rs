@@ -24,8 +24,7 @@ fn settled() -> Bed {
 
 impl Bed {
     fn slots_of(&self, owner: &str) -> BTreeSet<Slot> {
-        let own = self.table.slots.iter().filter(|(_, one)| *one == owner);
-        own.map(|(slot, _)| *slot).collect()
+        self.table.slots_of(owner).collect()
     }
 
     /// The balancer knows what slots weigh, and wants these to be of this owner.

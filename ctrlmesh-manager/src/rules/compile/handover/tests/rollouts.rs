@@ -34,7 +34,7 @@ fn trial(phase: &str, slots: &str) -> String {
 
 impl Bed {
     fn owned(&self, shard: &str) -> SlotSet {
-        self.table.slots.iter().filter(|(_, owner)| *owner == shard).map(|(slot, _)| *slot).collect()
+        self.table.slots_of(shard).collect()
     }
 
     fn counts(&self, shards: [&str; 4]) -> [usize; 4] {
