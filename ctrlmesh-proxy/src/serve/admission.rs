@@ -73,7 +73,8 @@ impl Session {
         waiting: &mut Waiting,
     ) -> Result<Option<AdmittedRequest>, Failure> {
         let begun = self.policy.begin(info);
-        if !is_read_alike(info, request, target, &begun) {
+        // It was read by the policy that was in force then.
+        if !info.leads_alike(begun.policy.member_paths()) {
             return Err(Failure::OtherPaths);
         }
         self.check_confirmed(begun.validity.as_ref())?;
@@ -154,21 +155,6 @@ impl Session {
         }
         Failure::Refused(refusal)
     }
-}
-
-/// Whether the policy under which the request begins has it for the same server as the one by which it was read.
-fn is_read_alike(
-    info: &RequestInfo<'_>,
-    request: &Request<Relay>,
-    target: &PathAndQuery,
-    begun: &BegunRequest,
-) -> bool {
-    let paths = begun.policy.member_paths();
-    if paths.is_empty() {
-        return info.member().is_none();
-    }
-    let read = RequestInfo::parse(request.method().as_str(), target.as_str()).and_then(|info| info.behind(paths));
-    read.is_ok_and(|read| read.member() == info.member())
 }
 
 /// Whether its body is known to be small.

@@ -42,7 +42,7 @@ impl<'a> RequestInfo<'a> {
         }
         let path = self.path.split('/').take(found.segments + 1).collect::<Vec<_>>().join("/");
         let member = Member { path, name: found.cluster.to_owned(), prefix };
-        self.at(Some(&member))
+        self.led_to(Box::new(member))
     }
 
     /// The request as a member cluster reads it to which its path is known to lead.
@@ -50,11 +50,28 @@ impl<'a> RequestInfo<'a> {
     /// # Errors
     /// Where the member answers 400 because of what is behind.
     pub fn at(self, member: Option<&Member>) -> Result<Self, TargetError> {
-        let Some(member) = member else { return Ok(self) };
+        match member {
+            Some(member) => self.led_to(Box::new(member.clone())),
+            None => Ok(self),
+        }
+    }
+
+    fn led_to(self, member: Box<Member>) -> Result<Self, TargetError> {
         let raw_path = self.raw_path;
         let behind = raw_path.get(member.prefix..).ok_or(TargetError::AmbiguousMember)?;
-        let member = Some(Box::new(member.clone()));
-        Ok(Self { member, raw_path, ..Self::of(self.method, behind, self.query, self.origin_form)? })
+        let info = Self::of(self.method, behind, self.query, self.origin_form)?;
+        Ok(Self { member: Some(member), raw_path, ..info })
+    }
+
+    /// Whether the path leads where it was read to lead, by these templates, too.
+    pub fn leads_alike(&self, templates: &[PathTemplate]) -> bool {
+        if templates.is_empty() {
+            return self.member.is_none();
+        }
+        let prefix = self.member().map_or("", |member| &member.path);
+        let path = format!("{prefix}{}", self.path);
+        let read = self.member().map(|member| (&*member.name, member.path.matches('/').count()));
+        member_path::find(templates, &path).is_ok_and(|found| found.map(|to| (to.cluster, to.segments)) == read)
     }
 
     /// The member cluster to which the path leads; `None` for the API server itself.

@@ -150,6 +150,8 @@ fn a_request_to_a_member_is_read_as_the_member_reads_it() {
                 let target = format!("{path}{behind}");
                 let read = info(method, &target).behind(&templates).unwrap();
                 assert_eq!((read.cluster(), read.prefix()), (Some(member), path.as_bytes()), "{target}");
+                assert!(read.leads_alike(&templates) && !read.leads_alike(&[]), "{target}");
+                assert!(!info(method, &target).leads_alike(&templates), "{target}");
                 let again = info(method, &target).at(read.member()).unwrap();
                 assert_eq!(read, again, "{target}");
                 if behind.starts_with('/') {
@@ -169,6 +171,7 @@ fn other_paths_than_those_to_members_stay_as_they_are() {
     for target in ["/api/v1/pods", "/apis/cluster.karmada.io/v1alpha1/clusters/m-1", "/clusters", "/"] {
         let read = info("GET", target).behind(&templates).unwrap();
         assert_eq!(read, info("GET", target), "{target}");
+        assert!(read.leads_alike(&templates) && read.leads_alike(&[]), "{target}");
         assert_eq!((read.cluster(), read.prefix()), (None, &b""[..]));
     }
     for target in ["/clusters/m-1%2Fapi", "//clusters/m-1/api", "/clusters/m-1/../m-2/api"] {

@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard};
 use ctrlmesh_common::resource::ResourceKey;
 use ctrlmesh_runtime::sync::lock;
 
+use super::reads::ReadResource;
+
 /// Resources that are remembered.
 const MAX_KNOWN: usize = 256;
 
@@ -17,8 +19,7 @@ pub(super) struct Versions(Mutex<Vec<Comparison>>);
 
 #[derive(Debug)]
 struct Comparison {
-    group: String,
-    resource: String,
+    of: ReadResource,
     changed_at: u64,
     compare: bool,
 }
@@ -26,35 +27,24 @@ struct Comparison {
 impl Versions {
     /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
     pub(super) fn compare(&self, of: ResourceKey<'_>, changed_at: u64) -> Option<bool> {
-        let is_known = |known: &&Comparison| known.is_of(of) && known.changed_at == changed_at;
+        let is_known = |known: &&Comparison| known.of.key() == of && known.changed_at == changed_at;
         self.known().iter().find(is_known).map(|known| known.compare)
     }
 
     /// Records the newest version of a resource after the change. Returns whether the two compare.
     pub(super) fn found(&self, of: ResourceKey<'_>, changed_at: u64, newest: u64) -> bool {
         let compare = newest >= changed_at;
-        if of.member.is_some() {
-            return compare;
-        }
         let mut known = self.known();
-        known.retain(|known| !known.is_of(of));
+        known.retain(|known| known.of.key() != of);
         if known.len() >= MAX_KNOWN {
             known.remove(0);
         }
-        let (group, resource) = (of.group.to_owned(), of.resource.to_owned());
-        known.push(Comparison { group, resource, changed_at, compare });
+        known.push(Comparison { of: ReadResource::new(of), changed_at, compare });
         compare
     }
 
     fn known(&self) -> MutexGuard<'_, Vec<Comparison>> {
         lock(&self.0)
-    }
-}
-
-impl Comparison {
-    /// Only of the API server's own resources: those of members are compared with no version of its.
-    fn is_of(&self, of: ResourceKey<'_>) -> bool {
-        of.member.is_none() && self.group == of.group && self.resource == of.resource
     }
 }
 
