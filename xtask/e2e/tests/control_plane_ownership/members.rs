@@ -186,6 +186,11 @@ fn members_of(table: &Ownership, owner: &str) -> BTreeSet<String> {
     names().filter(|name| slots.contains(&NamespaceHash::default().slot(name))).collect()
 }
 
+/// What the operator is told.
+fn flags(template: &str) -> [&str; 4] {
+    ["--members", template, "--leader-election-namespace", OPERATOR]
+}
+
 async fn started(test: &str) -> Result<Option<(Bed, Fleet)>> {
     let program = build()?;
     let Some(bed) = Bed::start(test).await? else { return Ok(None) };
@@ -200,7 +205,7 @@ async fn members_move_with_one_writer_and_none_is_missed() -> Result<()> {
         return Ok(());
     };
     let template = fleet.server.template();
-    let flags = ["--members", &template, "--leader-election-namespace", OPERATOR];
+    let flags = flags(&template);
     pods::workload(&bed, 3, true).await?;
     bed.root(&of_clusters(sliced("Proxy", &slice(0)?), &template)).await?;
     for number in 0..3 {
@@ -226,7 +231,7 @@ async fn members_that_are_not_divided_have_several_writers() -> Result<()> {
         return Ok(());
     };
     let template = fleet.server.template();
-    let flags = ["--members", &template, "--leader-election-namespace", OPERATOR];
+    let flags = flags(&template);
     let mut rule = of_clusters(sliced("Proxy", &slice(0)?), &template);
     rule["unit"] = json!("Namespace");
     // Not those that stand for members: every replica learns of all.
@@ -249,7 +254,7 @@ async fn members_that_are_not_divided_have_several_writers() -> Result<()> {
 async fn members_follow_the_pods_of_an_elastic_root() -> Result<()> {
     let Some((mut bed, fleet)) = started("members_follow_the_pods_of_an_elastic_root").await? else { return Ok(()) };
     let template = fleet.server.template();
-    let flags = ["--members", &template, "--leader-election-namespace", OPERATOR];
+    let flags = flags(&template);
     let rule = json!({"fence": "Proxy", "auto": {"shardingSize": 5, "elastic": {"settle": "0s"}}});
     pods::workload(&bed, 3, true).await?;
     bed.root(&of_clusters(rule, &template)).await?;
