@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use std::{env, fs, io, thread};
+use std::{env, fs, io, iter, thread};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_demo::steps::DEMO;
 use ctrlmesh_testbed::{folder_prefix, started};
 use xtask::images::{self, Image};
@@ -26,6 +26,10 @@ const DELAY: Duration = Duration::from_secs(15);
 
 /// How long a part may take until the next begins. The steps have deadlines of their own.
 const PART_WITHIN: Duration = Duration::from_mins(10);
+
+/// How much of what it says of a step that did not hold is kept, and how long a line of that may take.
+const SAID_LINES: usize = 200;
+const SAID_WITHIN: Duration = Duration::from_secs(1);
 
 /// The namespaces that the demo's processes may have of their own.
 const SPACES: [&str; 6] = ["cgroup", "ipc", "mnt", "net", "pid", "uts"];
@@ -81,7 +85,12 @@ impl Demo {
         while !wanted.is_empty() {
             let line = self.line();
             let line = line.with_context(|| format!("no {wanted:?} after {last:?}"))?;
-            ensure!(!line.contains("DID NOT HOLD"), "before {wanted:?}: {line}");
+            if line.contains("DID NOT HOLD") {
+                // What it says of it may be a table of many lines; the demo ends soon after.
+                let rest = iter::from_fn(|| self.lines.recv_timeout(SAID_WITHIN).ok());
+                let rest: Vec<String> = rest.take(SAID_LINES).collect();
+                bail!("before {wanted:?}: {line}\n{}", rest.join("\n"));
+            }
             if line.starts_with(wanted) {
                 break;
             }
