@@ -64,6 +64,18 @@ impl Operator<'_> {
         })
     }
 
+    /// Waits until the table names no other pods than those that there are. One that ends counts as a writer of its
+    /// shard, which may be that of the next one to be killed.
+    fn settled(self) -> Result<()> {
+        until("a table of pods that exist", || {
+            let table = self.even(REPLICAS)?;
+            let pods = operator::pods(self.space)?;
+            let uids: BTreeSet<&str> = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
+            let exist = table.pod_uids.keys().all(|uid| uids.contains(uid.as_str()));
+            Ok((table.revoked.is_none() && exist).then_some(()))
+        })
+    }
+
     /// Kills the operator in a pod. Returns how long it was until another one wrote to what it had, in seconds.
     fn kill_one(self, number: usize) -> Result<f64> {
         let table = self.even(REPLICAS)?;
@@ -82,10 +94,11 @@ impl Operator<'_> {
             // It stays, and gets its share back once it has been there for a while.
             self.even(REPLICAS)?;
         } else {
-            // Another comes in its place, which is not held back.
-            self.space.kubectl(&["delete", "pod", name, "--grace-period=0", "--force"])?;
+            // Another comes in its place, which is not held back. Not by force: then nobody would see the end of it.
+            self.space.kubectl(&["delete", "pod", name, "--grace-period=1"])?;
             self.rolled_out()?;
         }
+        self.settled()?;
         Ok(took)
     }
 }
