@@ -314,7 +314,9 @@ impl ReceiptCache {
 }
 
 fn contact((pod, receipt): (PodName, Receipt)) -> (PodName, Contact) {
-    let at = Timestamp::try_from(receipt.last_contact).unwrap_or_default();
+    // A report of a connected proxy is no news for a status.
+    let last = Some(receipt.last_contact).filter(|_| !receipt.connected);
+    let at = last.and_then(|last| Timestamp::try_from(last).ok()).unwrap_or_default();
     let Receipt { epoch, digest, refused, connected, webhook, .. } = receipt;
     (pod, Contact { epoch, digest, refused, connected, at, webhook })
 }

@@ -23,7 +23,7 @@ use crate::rules::object_name::full_name;
 
 mod changes;
 
-use changes::Changed;
+pub use changes::Changed;
 
 /// How long changes are collected before they are compiled: a rollout brings many at once. If compiling took
 /// longer, the pause is as long as that.
@@ -136,18 +136,17 @@ async fn proved(evidence: &mut watch::Receiver<LeadersEvidence>) {
 /// The plan that follows `last`, and the namespaces in which it is another one. Those in which `last` was are compiled
 /// anew, too: what follows may depend on the policies of before.
 fn after(last: &Plan, snapshot: Snapshot, unsettled: BTreeSet<String>) -> (Plan, BTreeSet<String>) {
-    let mut namespaces = match Changed::between(&last.snapshot, &snapshot) {
-        Changed::In(namespaces) => namespaces,
-        Changed::All => &last.snapshot.all_namespaces() | &snapshot.all_namespaces(),
-    };
+    let changed = Changed::between(&last.snapshot, &snapshot);
+    let mut namespaces = changed.namespaces(|| &last.snapshot.all_namespaces() | &snapshot.all_namespaces());
     namespaces.extend(unsettled);
     let part = snapshot.part(&namespaces);
     let world = part.world(snapshot.world());
     let new = compile::compile(world, last.sendable());
     let mut compiled = last.compiled.clone();
-    let unsettled = changes::differing(&compiled.take(&namespaces), &new);
+    let mut unsettled = Changed::default();
+    unsettled.compare_compiled(&compiled.take(&namespaces), &new);
     compiled.add(new);
-    (planned(snapshot, compiled, last.sendable()), unsettled)
+    (planned(snapshot, compiled, last.sendable()), unsettled.namespaces(BTreeSet::new))
 }
 
 /// `before` are the policies that proxies were sent last.

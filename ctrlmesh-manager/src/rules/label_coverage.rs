@@ -58,6 +58,13 @@ pub struct MissingRule {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelCoverages(Arc<BTreeMap<String, LabelCoverage>>);
 
+impl LabelCoverages {
+    /// By the `NAMESPACE/NAME` of the root.
+    pub fn by_root(&self) -> &BTreeMap<String, LabelCoverage> {
+        &self.0
+    }
+}
+
 /// Whether the status says that every object of this generation's kinds was labelled once. So a new leader need not go
 /// through all of them before it grants.
 pub fn was_established(root: &ShardingConfig) -> bool {

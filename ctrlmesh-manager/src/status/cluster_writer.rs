@@ -141,8 +141,13 @@ where
         let now = Instant::now();
         let needs_decision = queue.needs_decision(&plan, &observed, now);
         if needs_decision {
-            let writes = writes(&plan, &observed, Timestamp::now());
-            queue.take(plan, observed, writes, now);
+            let time = Timestamp::now();
+            let scope = queue.scope(&plan, &observed, (now, time));
+            let (writes, next_away) = (writes(&plan, &observed, &scope, time), observed.next_away(time));
+            queue.take(plan, observed, (&scope, writes), now);
+            if let Some(away) = next_away {
+                queue.decide_by(now + away);
+            }
         }
         needs_decision
     }
@@ -274,6 +279,16 @@ impl Write {
             | Self::Finalizers { config, .. }
             | Self::Status { config, .. } => Some(resource_version(&config.metadata)),
             Self::Label { .. } => None,
+        }
+    }
+
+    fn namespace(&self) -> &str {
+        match self {
+            Self::Apply { config, .. }
+            | Self::Remove { config }
+            | Self::Finalizers { config, .. }
+            | Self::Status { config, .. } => namespace(&config.metadata),
+            Self::Label { pod, .. } => &pod.namespace,
         }
     }
 

@@ -39,7 +39,7 @@ use webhook::OfWebhook;
 const CONTACT_PRECISION: Duration = Duration::from_mins(5);
 
 /// A proxy that is gone for longer is reported. A restart of a proxy or manager is shorter.
-const AWAY: Duration = Duration::from_mins(1);
+pub const AWAY: Duration = Duration::from_mins(1);
 
 /// What a pod's proxy reported last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,10 +51,17 @@ pub struct Contact {
     /// Why the proxy refused its last policy.
     pub refused: Option<String>,
     pub connected: bool,
-    /// Last contact, if it is not connected.
+    /// Last contact; of no meaning while it is connected.
     pub at: Timestamp,
     /// What becomes of calls to the pod's webhook, if the proxy has said it.
     pub webhook: Option<WebhookState>,
+}
+
+impl Contact {
+    /// How long the proxy has not been connected; `None` while it is.
+    pub fn away_for(&self, now: Timestamp) -> Option<Duration> {
+        if self.connected { None } else { Duration::try_from(now.duration_since(self.at)).ok() }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -345,10 +352,8 @@ fn labelled(coverage: &LabelCoverage) -> Finding {
 /// Pods whose proxies were not heard of for [`AWAY`].
 fn absent(pods: &[(&Member, &CompiledPolicy)], inputs: StatusInputs<'_>) -> Option<String> {
     let absent = pods.iter().filter(|(member, _)| {
-        let contact = inputs.contacts.get(&member.name);
-        let since = contact.filter(|contact| !contact.connected).map(|contact| contact.at);
-        let age = since.and_then(|at| Duration::try_from(inputs.now.duration_since(at)).ok());
-        !member.terminating && age.is_some_and(|age| age > AWAY)
+        let away = inputs.contacts.get(&member.name).and_then(|contact| contact.away_for(inputs.now));
+        !member.terminating && away.is_some_and(|away| away > AWAY)
     });
     let names: Vec<String> = absent.map(|(member, _)| member.name.name.clone()).collect();
     let message = || {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ctrlmesh_common::api::ShardingConfig;
 
+use crate::cluster::plan::Changed;
 use crate::cluster::served_resources::ServedResources;
 use crate::rules::balance::RootLoads;
 use crate::rules::breaker::Breaker;
@@ -14,7 +15,7 @@ use crate::rules::injection::Injection;
 use crate::rules::label_scheme::Scheme;
 use crate::rules::object_name::namespace;
 use crate::rules::pod::Member;
-use crate::rules::shared::Shared;
+use crate::rules::shared::{Shared, each};
 
 /// The cached state at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -111,6 +112,16 @@ impl Snapshot {
             injections: within(&self.injections, |injection| is_within(&injection.selection.namespace)),
             members: within(&self.members, |pod| is_within(&pod.name.namespace)),
         }
+    }
+
+    /// The ShardingConfigs in these namespaces.
+    pub fn configs_in<'a>(&'a self, within: &Changed) -> impl Iterator<Item = &'a ShardingConfig> {
+        each(&self.configs).filter(|config| within.has(namespace(&config.metadata)))
+    }
+
+    /// The roots among them.
+    pub fn roots_in<'a>(&'a self, within: &Changed) -> impl Iterator<Item = &'a ShardingConfig> {
+        self.configs_in(within).filter(|config| config.spec.root.is_some())
     }
 
     /// The enrolled pods of a namespace.

@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{Observations, Write};
-use crate::cluster::plan::Plan;
+use crate::cluster::plan::{Changed, Plan};
 
 /// Writes in flight.
 const CONCURRENT: usize = 8;
@@ -33,8 +34,8 @@ const EACH_POD: Duration = Duration::from_millis(1);
 /// answer was lost may have happened.
 const RETRY: (Duration, Duration) = (PERIOD, Duration::from_secs(30));
 
-/// Interval of decisions without a change: proxies become absent as time passes.
-const DECIDE_INTERVAL: Duration = Duration::from_mins(1);
+/// Interval of looks at everything, without a change.
+pub(super) const DECIDE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Longest wait for a plan that knows the last write. After a restore from a backup there may never be one.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
@@ -60,6 +61,9 @@ pub(super) struct WriteQueue {
     versions: BTreeMap<String, Version>,
     /// What the last decision was made from.
     decided: Option<(Arc<Plan>, Observations)>,
+    /// The namespaces of what was to be written then, and when all were looked at last.
+    wanted: BTreeSet<String>,
+    looked_at_all: Option<Instant>,
     /// When a write is due that was postponed.
     due: Option<Instant>,
 }
@@ -97,13 +101,37 @@ impl WriteQueue {
         !same || self.due.is_some_and(|due| now >= due)
     }
 
-    /// Replaces what waits by `writes`.
-    pub(super) fn take(&mut self, plan: Arc<Plan>, observed: Observations, writes: Vec<Write>, now: Instant) {
+    /// The namespaces for which a decision is to be made: those in which something changed since the last one, or was
+    /// to be written. In any other it would be the same one: that nothing is to be written. Now and then all are looked
+    /// at, as time passes.
+    pub(super) fn scope(&self, plan: &Plan, observed: &Observations, (now, time): (Instant, Timestamp)) -> Changed {
+        let Some((by, seen)) = &self.decided else { return Changed::All };
+        if self.looked_at_all.is_none_or(|at| now >= at + DECIDE_INTERVAL) {
+            return Changed::All;
+        }
+        let mut scope = Changed::between_plans(by, plan).union(observed.changed(seen, time));
+        scope.add(self.wanted.iter().map(String::as_str));
+        scope
+    }
+
+    /// Replaces what waits by `writes`, which were decided for `scope`.
+    pub(super) fn take(
+        &mut self,
+        plan: Arc<Plan>,
+        observed: Observations,
+        (scope, writes): (&Changed, Vec<Write>),
+        now: Instant,
+    ) {
+        if *scope == Changed::All {
+            self.looked_at_all = Some(now);
+        }
+        self.wanted = writes.iter().map(|write| write.namespace().to_owned()).collect();
         let keys: BTreeSet<Key> = writes.iter().map(key).collect();
         // Forget the pace of objects that need no write any more.
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.ends(false));
         self.versions.retain(|_, version| now < version.until);
-        (self.decided, self.due) = (Some((plan, observed)), Some(now + DECIDE_INTERVAL));
+        let all_due = self.looked_at_all.unwrap_or(now) + DECIDE_INTERVAL;
+        (self.decided, self.due) = (Some((plan, observed)), Some(all_due));
         self.first.clear();
         // Labels are decided together, because the shard of a pod depends on the others: no new ones until
         // these are written.
@@ -200,7 +228,8 @@ impl WriteQueue {
         self.decided = None;
     }
 
-    fn decide_by(&mut self, at: Instant) {
+    /// Has a decision made by then.
+    pub(super) fn decide_by(&mut self, at: Instant) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 }
@@ -231,6 +260,7 @@ mod tests {
     use ctrlmesh_common::api::{PodStatus, ShardingConfig, ShardingConfigSpec, ShardingConfigStatus};
 
     use super::*;
+    use crate::cluster::cache::Snapshot;
     use crate::rules::pod::PodName;
     use crate::status::compute::Contact;
 
@@ -256,7 +286,7 @@ mod tests {
     /// Queues `names` and returns all writes that may start.
     fn given(queue: &mut WriteQueue, names: &[&str], now: Instant) -> Vec<Write> {
         let writes = names.iter().map(|name| write(name)).collect();
-        queue.take(Arc::default(), Observations::default(), writes, now);
+        queue.take(Arc::default(), Observations::default(), (&Changed::All, writes), now);
         std::iter::from_fn(|| queue.next()).collect()
     }
 
@@ -305,7 +335,7 @@ mod tests {
         let names: Vec<&str> = slow.iter().map(String::as_str).collect();
         assert_eq!(given(&mut queue, &names, now).len(), MAX_UNAWAITED);
         let both = || vec![write("other"), decision("a"), decision("b"), decision("c")];
-        queue.take(Arc::default(), Observations::default(), both(), now);
+        queue.take(Arc::default(), Observations::default(), (&Changed::All, both()), now);
         let given: Vec<Write> = std::iter::from_fn(|| queue.next()).collect();
         assert_eq!(given, [decision("a"), decision("b")]);
         queue.done(&given[0], Outcome::Written, now);
@@ -327,7 +357,7 @@ mod tests {
             Write::Status { config, is_awaited, is_move: false, events: Vec::new() }
         };
         let next = |queue: &mut WriteQueue, write: Write, now| {
-            queue.take(Arc::default(), Observations::default(), vec![write], now);
+            queue.take(Arc::default(), Observations::default(), (&Changed::All, vec![write]), now);
             queue.next()
         };
         let start = Instant::now();
@@ -350,7 +380,7 @@ mod tests {
         let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let table = || Write::Status { config: config("a"), is_awaited: true, is_move: true, events: Vec::new() };
         let take = |queue: &mut WriteQueue, now| {
-            queue.take(Arc::default(), Observations::default(), vec![table()], now);
+            queue.take(Arc::default(), Observations::default(), (&Changed::All, vec![table()]), now);
             queue.next()
         };
         assert!(take(&mut queue, now).is_some());
@@ -372,7 +402,7 @@ mod tests {
             Write::Status { config, is_awaited: true, is_move: true, events: Vec::new() }
         };
         let take = |queue: &mut WriteQueue, write: Write, now| {
-            queue.take(Arc::default(), Observations::default(), vec![write], now);
+            queue.take(Arc::default(), Observations::default(), (&Changed::All, vec![write]), now);
             let next = queue.next();
             if let Some(write) = &next {
                 queue.done(write, Outcome::Written, now);
@@ -400,20 +430,51 @@ mod tests {
     fn one_object_is_written_by_one_write_at_a_time() {
         let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let both = || vec![decision("a"), write("a"), write("b"), label("a")];
-        queue.take(Arc::default(), Observations::default(), both(), now);
+        queue.take(Arc::default(), Observations::default(), (&Changed::All, both()), now);
         let started: Vec<Write> = std::iter::from_fn(|| queue.next()).collect();
         assert_eq!(started, [decision("a"), write("b"), label("a")]);
         queue.done(&decision("a"), Outcome::Written, now);
         assert_eq!(queue.due, Some(now), "the other one is decided anew");
-        queue.take(Arc::default(), Observations::default(), vec![write("a")], now);
+        queue.take(Arc::default(), Observations::default(), (&Changed::All, vec![write("a")]), now);
         assert_eq!(queue.next(), Some(write("a")));
+    }
+
+    #[test]
+    fn only_what_changed_or_was_to_be_written_is_decided_again() {
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
+        let plan = |account: &str| {
+            let set_accounts = [("ops/op".to_owned(), account.to_owned())].into();
+            Arc::new(Plan { snapshot: Arc::new(Snapshot { set_accounts, ..Snapshot::default() }), ..Plan::default() })
+        };
+        let contacts = Arc::new([("shop/op-0".parse::<PodName>().unwrap(), Contact::default())].into());
+        let (nothing, heard) = (Observations::default(), Observations { contacts, ..Observations::default() });
+        let time = Timestamp::UNIX_EPOCH;
+        assert_eq!(queue.scope(&plan("a"), &nothing, (now, time)), Changed::All);
+        queue.take(plan("a"), nothing.clone(), (&Changed::All, Vec::new()), now);
+        let of = |queue: &WriteQueue, plan: &Plan, observed: &Observations, namespaces: &[&str]| {
+            let scope = queue.scope(plan, observed, (now, time));
+            assert_eq!(scope, Changed::In(namespaces.iter().map(|one| (*one).to_owned()).collect()));
+            scope
+        };
+        of(&queue, &plan("a"), &nothing, &[]);
+        let scope = of(&queue, &plan("b"), &heard, &["ops", "shop"]);
+        queue.take(plan("b"), heard.clone(), (&scope, vec![write("a")]), now + PERIOD);
+        let scope = of(&queue, &plan("b"), &heard, &["ns"]);
+        queue.take(plan("b"), heard.clone(), (&scope, Vec::new()), now + PERIOD);
+        assert_eq!(queue.due, Some(now + DECIDE_INTERVAL), "since all were looked at");
+        assert_eq!(queue.scope(&plan("b"), &heard, (now + DECIDE_INTERVAL, time)), Changed::All);
+        let leads = Observations { new_leader: true, ..heard.clone() };
+        assert_eq!(queue.scope(&plan("b"), &leads, (now, time)), Changed::All);
+        of(&queue, &plan("b"), &heard, &[]);
+        queue.clear();
+        assert_eq!(queue.scope(&plan("b"), &heard, (now, time)), Changed::All);
     }
 
     #[test]
     fn labels_decided_together_are_written_before_others() {
         let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let take = |queue: &mut WriteQueue, writes: &[Write], now| {
-            queue.take(Arc::default(), Observations::default(), writes.to_vec(), now);
+            queue.take(Arc::default(), Observations::default(), (&Changed::All, writes.to_vec()), now);
         };
         take(&mut queue, &[label("a"), label("b")], now);
         assert_eq!(queue.next(), Some(label("a")));
@@ -432,7 +493,7 @@ mod tests {
         let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let (plan, observed) = (Arc::new(Plan::default()), Observations::default());
         assert!(queue.needs_decision(&plan, &observed, now), "nothing is known yet");
-        queue.take(Arc::clone(&plan), observed.clone(), vec![write("a")], now);
+        queue.take(Arc::clone(&plan), observed.clone(), (&Changed::All, vec![write("a")]), now);
         assert!(!queue.needs_decision(&plan, &observed, now + RETRY.1));
         assert!(queue.needs_decision(&Arc::default(), &observed, now), "another plan");
         let contacts = BTreeMap::from([("ns/a".parse().unwrap(), Contact::default())]);

@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus, is_problem};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::write_queue::DECIDE_INTERVAL;
 use crate::audit::Ownerships;
-use crate::cluster::plan::Plan;
+use crate::cluster::plan::{Changed, Plan};
 use crate::ownership::fence_state::States;
 use crate::rules::fenced::{is_fenced, is_handing_back};
 use crate::rules::label_coverage::{self, LabelCoverages};
@@ -17,7 +19,7 @@ use crate::rules::pod::{Member, PodName};
 use crate::rules::rollout::Decisions;
 use crate::rules::shard;
 use crate::rules::shared::each;
-use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
+use crate::status::compute::{self, AWAY, Contact, PlanIndex, StatusInputs, Unlabelled};
 
 mod finalizers;
 mod moves;
@@ -76,21 +78,58 @@ pub struct Observations {
     pub new_leader: bool,
 }
 
+impl Observations {
+    /// The namespaces in which something is observed that was not before, or has lasted until now.
+    pub fn changed(&self, before: &Self, now: Timestamp) -> Changed {
+        let mut changed = Changed::default();
+        let audited = match (&*before.ownerships, &*self.ownerships) {
+            (Some(old), Some(new)) => {
+                changed.compare_by_name(old, new);
+                true
+            }
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        if !audited || self.unlabelled != before.unlabelled || self.new_leader != before.new_leader {
+            return Changed::All;
+        }
+        changed.compare_maps(&before.contacts, &self.contacts, |pod| &pod.namespace);
+        changed.compare_by_name(&before.fences, &self.fences);
+        changed.compare_by_name(before.coverages.by_root(), self.coverages.by_root());
+        changed.compare_by_name(&before.rollouts, &self.rollouts);
+        // All are looked at within that time.
+        let lately = AWAY..=AWAY + DECIDE_INTERVAL;
+        let away =
+            self.contacts.iter().filter(|(_, contact)| contact.away_for(now).is_some_and(|it| lately.contains(&it)));
+        changed.add(away.map(|(pod, _)| pod.namespace.as_str()));
+        changed
+    }
+
+    /// In what time the next proxy will have been away for so long that it is reported.
+    pub fn next_away(&self, now: Timestamp) -> Option<Duration> {
+        let left = |contact: &Contact| AWAY.checked_sub(contact.away_for(now)?);
+        // It is reported once it has been away for longer.
+        self.contacts.values().filter_map(left).min().map(|left| left + Duration::from_millis(1))
+    }
+}
+
+/// What has to be written in these namespaces.
+///
 /// Shards first, status last. They need no order: the API server refuses a write that is based on an old
 /// version, and it is decided again.
-pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write> {
+pub fn writes(plan: &Plan, observed: &Observations, within: &Changed, now: Timestamp) -> Vec<Write> {
     let mut conflicts = BTreeMap::new();
-    let mut writes = shards(plan, &mut conflicts);
-    writes.extend(labels(plan));
+    let mut writes = shards(plan, within, &mut conflicts);
+    writes.extend(labels(plan, within));
     let unlabelled = observed.unlabelled.as_ref();
     let (contacts, new_leader) = (&observed.contacts, observed.new_leader);
     let (coverages, fences, rollouts) = (&observed.coverages, &*observed.fences, &*observed.rollouts);
     let (ownerships, conflicts) = (&*observed.ownerships, &conflicts);
     let inputs =
         StatusInputs { contacts, conflicts, unlabelled, fences, coverages, rollouts, ownerships, new_leader, now };
-    let index = PlanIndex::of(plan);
-    writes.extend(finalizers::writes(plan, &observed.fences));
-    for config in each(&plan.snapshot.configs).filter(|config| !is_leaving(config) || is_handing_back(config)) {
+    let index = PlanIndex::of(plan, within);
+    writes.extend(finalizers::writes(plan, within, &observed.fences));
+    let configs = plan.snapshot.configs_in(within);
+    for config in configs.filter(|config| !is_leaving(config) || is_handing_back(config)) {
         let status = compute::of(config, plan, &index, inputs);
         if config.status.as_ref() != Some(&status) {
             let mut events = events(config.status.as_ref(), &status);
@@ -112,14 +151,14 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
 }
 
 /// Adds to `conflicts` what blocks a root's shards.
-fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Write> {
+fn shards(plan: &Plan, within: &Changed, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Write> {
     let labelling = &plan.snapshot.scheme.in_force;
     let mut by_namespace: BTreeMap<Option<&String>, Vec<&ShardingConfig>> = BTreeMap::new();
-    for config in &plan.snapshot.configs {
+    for config in plan.snapshot.configs_in(within) {
         by_namespace.entry(config.metadata.namespace.as_ref()).or_default().push(config);
     }
     let mut writes = Vec::new();
-    for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
+    for root in plan.snapshot.roots_in(within) {
         let siblings = by_namespace.get(&root.metadata.namespace.as_ref());
         let siblings = siblings.map_or(&[][..], Vec::as_slice);
         let divided = shard::divide(root, labelling, &plan.snapshot.namespaces, siblings);
@@ -162,9 +201,9 @@ fn added(existing: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str
 }
 
 /// Also for roots that are switched off.
-fn labels(plan: &Plan) -> Vec<Write> {
+fn labels(plan: &Plan, within: &Changed) -> Vec<Write> {
     let mut roots: BTreeMap<Option<&String>, Vec<&ShardingConfig>> = BTreeMap::new();
-    for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
+    for root in plan.snapshot.roots_in(within) {
         roots.entry(root.metadata.namespace.as_ref()).or_default().push(root);
     }
     let made = |config: &&ShardingConfig| {
@@ -173,7 +212,7 @@ fn labels(plan: &Plan) -> Vec<Write> {
     };
     // Pods that a standalone config selects by other labels keep theirs.
     let made: BTreeSet<String> =
-        each(&plan.snapshot.configs).filter(made).map(|config| full_name(&config.metadata)).collect();
+        plan.snapshot.configs_in(within).filter(made).map(|config| full_name(&config.metadata)).collect();
     let of_root = |operator: &String| {
         let record = plan.compiled.operators.get(operator);
         record.is_some_and(|record| record.ownership.is_some()) || made.contains(operator)
@@ -184,7 +223,7 @@ fn labels(plan: &Plan) -> Vec<Write> {
         let shard = policy.shard.clone().filter(|shard| member.labelled_shard() != Some(shard))?;
         (!member.terminating).then(|| Write::Label { pod: member.name.clone(), uid: member.uid.clone(), shard })
     };
-    each(&plan.snapshot.members).filter_map(label).collect()
+    each(&plan.snapshot.members).filter(|member| within.has(&member.name.namespace)).filter_map(label).collect()
 }
 
 /// What got worse, what is wrong for another reason now, and what recovered. That objects are being labelled is no

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::ShardingConfig;
 
-use crate::cluster::plan::Plan;
+use crate::cluster::plan::{Changed, Plan};
 use crate::rules::compile::{CompiledPolicy, Record};
 use crate::rules::object_name::full_name;
 use crate::rules::pod::Member;
@@ -20,15 +20,17 @@ pub struct PlanIndex<'a> {
 }
 
 impl<'a> PlanIndex<'a> {
-    /// Leaves out pods that have ended: evicted pods stay by the thousands, more than a status can hold.
-    pub fn of(plan: &'a Plan) -> Self {
+    /// Of what is in these namespaces. Leaves out pods that have ended: evicted pods stay by the thousands, more than a
+    /// status can hold.
+    pub fn of(plan: &'a Plan, within: &Changed) -> Self {
         let mut index = Self::default();
-        for member in plan.snapshot.members.iter().filter(|member| !member.ended) {
+        let members = plan.snapshot.members.iter().filter(|member| within.has(&member.name.namespace));
+        for member in members.filter(|member| !member.ended) {
             let Some(policy) = plan.compiled.policies.get(&member.name) else { continue };
             let (Some(operator), Some(shard)) = (&policy.operator, &policy.shard) else { continue };
             index.pods.entry((operator, shard)).or_default().push((member, policy));
         }
-        for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
+        for root in plan.snapshot.roots_in(within) {
             index.roots.entry(root.metadata.namespace.as_deref()).or_default().push(root);
         }
         index

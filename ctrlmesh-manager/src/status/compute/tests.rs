@@ -5,7 +5,7 @@ use regex::Regex;
 
 use super::*;
 use crate::cluster::cache::Snapshot;
-use crate::cluster::plan;
+use crate::cluster::plan::{self, Changed};
 use crate::rules::label_coverage::KindName;
 
 pub(super) const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
@@ -62,7 +62,7 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
     let inputs = inputs(&contacts, now);
-    of(&plan.snapshot.configs[which], plan, &PlanIndex::of(plan), inputs)
+    of(&plan.snapshot.configs[which], plan, &PlanIndex::of(plan, &Changed::All), inputs)
 }
 
 fn summary(status: &ShardingConfigStatus) -> Vec<String> {
@@ -124,7 +124,7 @@ fn a_new_leader_does_not_revoke_acknowledgements() {
     let written = with(&all, &text);
     let led = |plan: &Plan, new_leader, contacts: &BTreeMap<PodName, Contact>| {
         let inputs = StatusInputs { new_leader, ..inputs(contacts, 300) };
-        summary(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan), inputs))[1].clone()
+        summary(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan, &Changed::All), inputs))[1].clone()
     };
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
     assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
@@ -236,7 +236,7 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
     let contacts = [(name("op-0"), other)].into();
     let inputs = inputs(&contacts, 2);
-    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
+    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs);
     assert_eq!(summary(&found)[1], "Programmed=False Waiting");
     assert_eq!(summary(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
 }
@@ -249,7 +249,7 @@ fn an_absent_proxy_is_reported_after_a_minute() {
         let contact = Contact { connected, at: at(100), ..Contact::default() };
         let contacts = [(name("op-0"), contact)].into();
         let inputs = inputs(&contacts, now);
-        of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs)
+        of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs)
     };
     assert_eq!(summary(&found(false, 160))[2], "Degraded=False AsExpected");
     assert_eq!(summary(&found(false, 161))[2], "Degraded=True ProxyAway");
@@ -275,13 +275,13 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_reported() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs(&contacts, 1));
+    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs(&contacts, 1));
     assert_eq!(summary(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
     let none = BTreeMap::new();
     let inputs = StatusInputs { conflicts: &conflicts, ..inputs(&none, 1) };
-    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
+    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs);
     assert_eq!(summary(&found)[2], "Degraded=True Conflict");
 }
 
@@ -314,7 +314,7 @@ fn relabelling_is_reported_if_nothing_worse_is() {
         let plan = plan(text);
         let none = BTreeMap::new();
         let inputs = StatusInputs { unlabelled: Some(unlabelled), ..inputs(&none, 1) };
-        summary(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs))[2].clone()
+        summary(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs))[2].clone()
     };
     let one = ROOT.to_owned() + &pod("op-0");
     let both = one.clone() + &pod("op-1");
@@ -332,7 +332,7 @@ fn a_root_goes_by_the_kinds_that_it_names() {
         let coverage = LabelCoverage { established, gap, needed: Vec::new() };
         let coverages = LabelCoverages::from_iter([("ops/root".to_owned(), coverage)]);
         let inputs = StatusInputs { unlabelled: Some(&listed), coverages: &coverages, ..inputs(&none, 1) };
-        let status = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
+        let status = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs);
         let mut summary = summary(&status);
         summary.retain(|one| one.starts_with("Degraded") || one.starts_with("Labelled"));
         summary

@@ -4,19 +4,17 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::OWNERSHIP_FINALIZER;
 
 use super::{Write, is_leaving};
-use crate::cluster::plan::Plan;
+use crate::cluster::plan::{Changed, Plan};
 use crate::ownership::fence_state::{States, is_gone};
 use crate::rules::fenced::{is_fenced, is_server_fenced, may_lose_fence};
 use crate::rules::object_name::full_name;
-use crate::rules::shared::each;
 
-pub(super) fn writes(plan: &Plan, fences: &States) -> Vec<Write> {
+pub(super) fn writes(plan: &Plan, within: &Changed, fences: &States) -> Vec<Write> {
     let write = |root: &ShardingConfig| {
         let finalizers = wanted(root, is_gone(fences, &full_name(&root.metadata)))?;
         Some(Write::Finalizers { config: Box::new(root.clone()), finalizers })
     };
-    let roots = each(&plan.snapshot.configs).filter(|config| config.spec.root.is_some());
-    roots.filter_map(write).collect()
+    plan.snapshot.roots_in(within).filter_map(write).collect()
 }
 
 /// The finalizers that `root` should have, if it has others. The fence of a root goes first: without the root, it would

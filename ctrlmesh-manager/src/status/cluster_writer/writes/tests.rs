@@ -1,8 +1,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
+use crate::audit::OwnedFinding;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
+use crate::ownership::fence_state::{FenceState, Unfenced};
 use crate::rules::label_coverage::{KindName, LabelCoverage, LabelGap, MissingRule};
 
 const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: op, namespace: ops, uid: '1'}\n\
@@ -32,7 +34,7 @@ fn labelled(plan: &Plan) -> Vec<(String, String)> {
         Write::Label { pod, shard, .. } => Some((pod.name, shard)),
         _ => None,
     };
-    let writes = writes(plan, &Observations::default(), Timestamp::UNIX_EPOCH);
+    let writes = writes(plan, &Observations::default(), &Changed::All, Timestamp::UNIX_EPOCH);
     writes.into_iter().filter_map(label).collect()
 }
 
@@ -55,7 +57,7 @@ fn an_existing_shard_is_changed_only_in_its_seen_version() {
     let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
     let edited = child("r-1-normal").replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
     let planned = planned(&(root + &edited));
-    let writes = writes(&planned, &Observations::default(), Timestamp::UNIX_EPOCH);
+    let writes = writes(&planned, &Observations::default(), &Changed::All, Timestamp::UNIX_EPOCH);
     let applied = writes.iter().filter_map(|write| match write {
         Write::Apply { config, .. } => Some(&config.metadata),
         _ => None,
@@ -64,6 +66,137 @@ fn an_existing_shard_is_changed_only_in_its_seen_version() {
         applied.map(|meta| (meta.name.as_deref(), meta.uid.as_deref(), meta.resource_version.as_deref())).collect();
     let expected = [(Some("r-1-normal"), Some("7"), Some("42")), (Some("r-2-normal"), None, None)];
     assert_eq!(observed, expected);
+}
+
+#[test]
+fn of_some_namespaces_the_same_is_written_as_of_all() {
+    let of = |namespace: &str| {
+        let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
+        (root + &child("r-1-normal") + &pod("op-0", "")).replace("namespace: ops", &format!("namespace: {namespace}"))
+    };
+    let planned = planned(&(of("prod") + &of("prod-eu")));
+    let writes = |within: &Changed| writes(&planned, &Observations::default(), within, Timestamp::UNIX_EPOCH);
+    let all = writes(&Changed::All);
+    assert!(all.len() > 6 && writes(&Changed::default()).is_empty());
+    for namespace in ["prod", "prod-eu"] {
+        let of_it: Vec<Write> = all.iter().filter(|write| write.namespace() == namespace).cloned().collect();
+        assert_eq!(writes(&Changed::In([namespace.to_owned()].into())), of_it);
+        assert!(!of_it.is_empty() && of_it.len() < all.len());
+    }
+}
+
+/// Writes all that is to be written, until nothing is.
+fn settled(text: &str, observed: &Observations) -> Plan {
+    let mut planned = planned(text);
+    for _ in 0..8 {
+        let writes = writes(&planned, observed, &Changed::All, Timestamp::UNIX_EPOCH);
+        if writes.is_empty() {
+            return planned;
+        }
+        let mut snapshot = Snapshot::clone(&planned.snapshot);
+        for write in writes {
+            make(&mut snapshot, write);
+        }
+        planned = plan::of(snapshot, planned.sendable());
+    }
+    panic!("it does not settle");
+}
+
+fn make(snapshot: &mut Snapshot, write: Write) {
+    let is = |one: &ShardingConfig, name: &str| full_name(&one.metadata) == name;
+    let object = write.object();
+    let mut there = snapshot.configs.iter_mut().find(|one| is(one, &object));
+    match (write, &mut there) {
+        (Write::Apply { mut config, .. }, None) => {
+            config.metadata.uid = Some(object);
+            snapshot.configs.push((*config).into());
+            snapshot.configs.sort_by_key(|one| full_name(&one.metadata));
+        }
+        (Write::Apply { config, .. }, Some(there)) => there.spec = config.spec,
+        (Write::Status { config, .. }, Some(there)) => there.status = config.status,
+        (Write::Finalizers { finalizers, .. }, Some(there)) => there.metadata.finalizers = Some(finalizers),
+        (Write::Label { pod, shard, .. }, _) => {
+            let pod = snapshot.members.iter_mut().find(|member| member.name == pod).unwrap();
+            pod.labels.insert(ctrlmesh_common::names::label::SHARDING_CONFIG_INJECTED.to_owned(), shard);
+        }
+        (write, _) => panic!("{write:?}"),
+    }
+}
+
+type Change = fn(&mut Snapshot, &mut Observations);
+
+/// What may change in the namespace `prod-eu`, or everywhere.
+fn changes() -> Vec<(&'static str, Change)> {
+    fn root(snapshot: &mut Snapshot) -> &mut ShardingConfig {
+        snapshot.configs.iter_mut().find(|one| full_name(&one.metadata) == "prod-eu/op").unwrap()
+    }
+    fn pod(snapshot: &mut Snapshot) -> &mut Member {
+        snapshot.members.iter_mut().find(|one| one.name.namespace == "prod-eu").unwrap()
+    }
+    vec![
+        ("a generation", |snapshot, _| root(snapshot).metadata.generation = Some(9)),
+        ("a division", |snapshot, _| {
+            root(snapshot).spec.root.as_mut().unwrap().auto.as_mut().unwrap().sharding_size = 3;
+        }),
+        ("a status", |snapshot, _| root(snapshot).status = None),
+        ("a finalizer", |snapshot, _| root(snapshot).metadata.finalizers = None),
+        ("a label", |snapshot, _| pod(snapshot).labels.clear()),
+        ("a node", |snapshot, _| {
+            pod(snapshot).node = Some("bad".to_owned());
+            snapshot.unfit_nodes.insert("bad".to_owned());
+        }),
+        ("a contact", |_, observed| {
+            let contact = Contact { connected: true, ..Contact::default() };
+            observed.contacts = Arc::new([("prod-eu/op-0".parse().unwrap(), contact)].into());
+        }),
+        ("a fence", |_, observed| {
+            let open = FenceState::Open(Unfenced::NotWritten { why: "x".to_owned() });
+            observed.fences = Arc::new([("prod-eu/op".to_owned(), open)].into());
+        }),
+        ("a coverage", |_, observed| {
+            let coverage = LabelCoverage { established: true, ..LabelCoverage::default() };
+            observed.coverages = [("prod-eu/op".to_owned(), coverage)].into_iter().collect();
+        }),
+        ("a finding of the audit", |_, observed| {
+            let finding = OwnedFinding { holds: false, reason: "Unowned", message: "x".to_owned() };
+            observed.ownerships = Arc::new(Some([("prod-eu/op".to_owned(), Some(finding))].into()));
+        }),
+        ("unlabelled objects", |_, observed| observed.unlabelled = Some(Unlabelled::Some("x".to_owned()))),
+    ]
+}
+
+#[test]
+fn what_changes_is_in_the_namespaces_that_are_looked_at() {
+    let of = |namespace: &str| {
+        let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
+        (root + &pod("op-0", "")).replace("namespace: ops", &format!("namespace: {namespace}"))
+    };
+    let observed = Observations { ownerships: Arc::new(Some(BTreeMap::new())), ..Observations::default() };
+    let before = settled(&(of("prod") + &of("prod-eu")), &observed);
+    for (what, change) in changes() {
+        let (mut snapshot, mut now) = (Snapshot::clone(&before.snapshot), observed.clone());
+        change(&mut snapshot, &mut now);
+        let after = plan::of(snapshot, before.sendable());
+        let scope = Changed::between_plans(&before, &after).union(now.changed(&observed, Timestamp::UNIX_EPOCH));
+        let all = writes(&after, &now, &Changed::All, Timestamp::UNIX_EPOCH);
+        assert!(!all.is_empty(), "{what} changes nothing");
+        assert_eq!(writes(&after, &now, &scope, Timestamp::UNIX_EPOCH), all, "{what}: {scope:?}");
+        let is_of_all = ["a node", "unlabelled objects"].contains(&what);
+        assert_eq!(scope.has("prod"), is_of_all, "{what}: {scope:?}");
+    }
+}
+
+#[test]
+fn a_proxy_that_is_away_for_a_minute_is_looked_at() {
+    let at = |seconds: i64| Timestamp::from_second(seconds).unwrap();
+    let contact = Contact { at: at(100), ..Contact::default() };
+    let contacts = Arc::new([("prod/op-0".parse().unwrap(), contact)].into());
+    let observed = Observations { contacts, ..Observations::default() };
+    for (now, is_looked_at) in [(100, false), (159, false), (161, true), (219, true), (221, false)] {
+        assert_eq!(observed.changed(&observed, at(now)).has("prod"), is_looked_at, "{now}");
+    }
+    assert_eq!(observed.next_away(at(130)), Some(Duration::from_millis(30_001)));
+    assert_eq!(observed.next_away(at(161)), None);
 }
 
 /// Conditions are given as `TYPE=STATUS REASON`.
