@@ -46,6 +46,8 @@ pub(crate) enum ClusterError {
     Context(#[source] Box<KubeconfigError>),
     #[error("find the cluster: name a --kubeconfig, or set KUBECONFIG")]
     NoCluster(#[source] Box<InferConfigError>),
+    #[error("ask behind a path: `{url}` is not a URL")]
+    Path { url: String, source: http::uri::InvalidUri },
     #[error("make a client of the API server")]
     Client(#[source] kube::Error),
     #[error("start the runtime")]
@@ -67,8 +69,22 @@ impl Connection {
     /// # Errors
     /// Where there is no kubeconfig, or it cannot be used.
     pub(crate) async fn of(cluster: &ClusterArgs) -> Result<Self, ClusterError> {
+        Self::behind(cluster, "").await
+    }
+
+    /// To what the API server serves behind a path.
+    ///
+    /// # Errors
+    /// As [`Self::of`], and where that is no path.
+    pub(crate) async fn behind(cluster: &ClusterArgs, path: &str) -> Result<Self, ClusterError> {
         let mut config = config(cluster).await?;
         config.read_timeout = Some(ANSWER);
+        if !path.is_empty() {
+            let url = format!("{}{path}", config.cluster_url.to_string().trim_end_matches('/'));
+            // A member that is away is an answer, too.
+            config.default_retry = false;
+            config.cluster_url = url.parse().map_err(|source| ClusterError::Path { url, source })?;
+        }
         let namespace = cluster.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let server = config.cluster_url.to_string();
         Ok(Self { client: Client::try_from(config).map_err(ClusterError::Client)?, namespace, server })

@@ -31,7 +31,10 @@ use std::io::{Write as _, stderr, stdin, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use ctrlmesh_common::member_path::PathTemplate;
+use ctrlmesh_common::policy::Members;
 use ctrlmesh_request::classify;
 use ctrlmesh_runtime::telemetry::{self, LogFormat};
 
@@ -89,7 +92,7 @@ enum Command {
     /// Show canary upgrades of operators, and go on with one or end one
     Rollout(rollout::Arguments),
     /// Print how the API server classifies each `METHOD TARGET` line on standard input, as one JSON object a line
-    Classify,
+    Classify(ClassifyArgs),
     /// Print a script by which a shell, or kubectl, completes commands and flags
     Completion(completion::CompletionArgs),
     /// Answer kubectl, which asks what may follow these words
@@ -97,6 +100,25 @@ enum Command {
     Complete(completion::CompleteArgs),
     /// Redirect the connections of a cgroup to a proxy by hand, with eBPF
     Intercept(ctrlmesh_intercept::command::Arguments),
+}
+
+/// What `classify` is told.
+#[derive(clap::Args, Debug)]
+struct ClassifyArgs {
+    /// Read what is behind a path like this one as the member cluster reads it to which the path leads. As in
+    /// `root.clusters`; may be repeated
+    #[arg(long = "member-path", value_name = "TEMPLATE")]
+    member_paths: Vec<PathTemplate>,
+}
+
+impl ClassifyArgs {
+    fn run(self) -> anyhow::Result<()> {
+        let members = Members { paths: self.member_paths, ..Members::default() };
+        if !members.paths.is_empty() {
+            members.check().context("--member-path")?;
+        }
+        Ok(classify::run(&members.paths, &mut stdin().lock(), &mut stdout().lock())?)
+    }
 }
 
 /// The command line, for pages that are generated from it.
@@ -131,7 +153,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Exi
         Command::Check(arguments) => return Ok(check::run(&arguments)?),
         Command::Version(arguments) => version::run(&arguments)?,
         Command::Rollout(arguments) => rollout::run(arguments)?,
-        Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
+        Command::Classify(arguments) => arguments.run()?,
         Command::Completion(arguments) => completion::run(&arguments, visible())?,
         Command::Complete(arguments) => completion::complete(&arguments, visible())?,
         Command::Intercept(arguments) => {

@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, BufWriter, Write};
 
+use ctrlmesh_common::member_path::PathTemplate;
 use serde::Serialize;
 
 use crate::request::RequestInfo;
@@ -9,6 +10,9 @@ use crate::request::RequestInfo;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Classified<'a> {
+    /// The member cluster that the path leads to. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<&'a str>,
     resource_request: bool,
     path: &'a str,
     verb: &'a str,
@@ -28,25 +32,27 @@ struct Refused {
     error: bool,
 }
 
-/// Reads lines `METHOD TARGET` to the end, and answers each with a line of JSON.
+/// Reads lines `METHOD TARGET` to the end, and answers each with a line of JSON. A request whose path leads to a member
+/// cluster, by one of these templates, is read as the member reads it.
 ///
 /// # Errors
 /// Where reading or writing fails.
-pub fn run(input: &mut impl BufRead, output: &mut impl Write) -> io::Result<()> {
+pub fn run(members: &[PathTemplate], input: &mut impl BufRead, output: &mut impl Write) -> io::Result<()> {
     let mut output = BufWriter::new(output);
     let mut line = Vec::new();
     while input.read_until(b'\n', &mut line)? > 0 {
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        answer(text.strip_suffix(b"\r").unwrap_or(text), &mut output)?;
+        answer(members, text.strip_suffix(b"\r").unwrap_or(text), &mut output)?;
         output.write_all(b"\n")?;
         line.clear();
     }
     output.flush()
 }
 
-fn answer(line: &[u8], output: &mut impl Write) -> io::Result<()> {
+fn answer(members: &[PathTemplate], line: &[u8], output: &mut impl Write) -> io::Result<()> {
     let space = line.iter().position(|byte| *byte == b' ');
     let info = space.and_then(|at| RequestInfo::parse_bytes(&line[..at], &line[at + 1..]).ok());
+    let info = info.and_then(|info| info.behind(members).ok());
     match &info {
         Some(info) => serde_json::to_writer(output, &Classified::of(info))?,
         None => serde_json::to_writer(output, &Refused { error: true })?,
@@ -57,6 +63,7 @@ fn answer(line: &[u8], output: &mut impl Write) -> io::Result<()> {
 impl<'a> Classified<'a> {
     fn of(info: &'a RequestInfo<'_>) -> Self {
         Self {
+            cluster: info.cluster(),
             resource_request: info.is_resource_request(),
             path: info.path(),
             verb: info.verb(),

@@ -38,6 +38,10 @@ pub(super) struct RequestArgs {
     /// Verb of the request
     #[arg(long, value_name = "VERB", requires = "as_pod", ignore_case = true)]
     pub(super) verb: Option<Verb>,
+    /// Path that leads to the member cluster which the request is for, such as
+    /// /apis/cluster.karmada.io/v1alpha1/clusters/member-1/proxy
+    #[arg(long, value_name = "PATH", requires = "as_pod")]
+    pub(super) member_path: Option<String>,
     /// Subresource of the request, such as status
     #[arg(long, value_name = "NAME", requires = "as_pod")]
     pub(super) subresource: Option<String>,

@@ -37,6 +37,13 @@ pub(crate) enum ExplainError {
     AllNamespaces { verb: &'static str },
     #[error("{flag} {value:?} is not allowed: a name has no slash, and is not `.` or `..`")]
     NotAName { flag: &'static str, value: String },
+    #[error(
+        "--member-path {value:?} is not allowed: it begins with a slash, ends with none, and its segments are words of \
+         a-z A-Z 0-9 - . _ ~ : with the member's name among them"
+    )]
+    NotAMemberPath { value: String },
+    #[error("ask the member behind {path}")]
+    Member { path: String, source: Box<OwnerError> },
     #[error(transparent)]
     Document(#[from] DocumentError),
     #[error("print")]

@@ -32,7 +32,15 @@ pub(super) async fn explain(
 ) -> Result<RequestExplanation, ExplainError> {
     check(arguments, verb)?;
     let client = &connection.client;
-    let resource = owner::resource(client, &arguments.resource).await?;
+    let behind = arguments.request.member_path.as_deref().unwrap_or_default();
+    let resource = if behind.is_empty() {
+        owner::resource(client, &arguments.resource).await?
+    } else {
+        // A member may serve what the API server does not.
+        let there = Connection::behind(&arguments.cluster, behind).await?;
+        let failed = |source| ExplainError::Member { path: behind.to_owned(), source: Box::new(source) };
+        owner::resource(&there.client, &arguments.resource).await.map_err(failed)?
+    };
     let pod_namespace = arguments.request.as_namespace.as_ref().unwrap_or(&connection.namespace);
     let world = world::read(client, pod_namespace).await?;
     let member = world.member(pod).ok_or_else(|| {
@@ -42,6 +50,7 @@ pub(super) async fn explain(
     let is_named = resource.namespaced && !arguments.request.all_namespaces;
     let namespace = is_named.then_some(connection.namespace.as_str());
     let asked = Asked {
+        behind,
         verb,
         api: &resource.api,
         namespace,
@@ -67,7 +76,8 @@ async fn fenced_labels(
     not_known: &mut Vec<String>,
 ) -> Option<Labels> {
     let client = &connection.client;
-    if matches!(asked.verb, Verb::Get | Verb::List | Verb::Watch) {
+    // The API server does not fence what a member has.
+    if matches!(asked.verb, Verb::Get | Verb::List | Verb::Watch) || !asked.behind.is_empty() {
         return None;
     }
     if let Some(namespace) = asked.namespace {
@@ -104,6 +114,9 @@ fn check(arguments: &Arguments, verb: Verb) -> Result<(), ExplainError> {
             return Err(ExplainError::NotACollection { flag, verb: verb_name });
         }
     }
+    if let Some(path) = request.member_path.as_deref().filter(|path| !is_path(path)) {
+        return Err(ExplainError::NotAMemberPath { value: path.to_owned() });
+    }
     let is_name = |text: &str| !text.is_empty() && !text.contains('/') && !matches!(text, "." | "..");
     for (flag, value) in [("NAME", name), ("--subresource", request.subresource.as_deref())] {
         if let Some(value) = value.filter(|value| !is_name(value)) {
@@ -111,6 +124,13 @@ fn check(arguments: &Arguments, verb: Verb) -> Result<(), ExplainError> {
         }
     }
     Ok(())
+}
+
+/// Whether it can be put before another path.
+fn is_path(text: &str) -> bool {
+    let is_word = |text: &str| text.chars().all(|one| one.is_ascii_alphanumeric() || "-._~:".contains(one));
+    let is_segment = |segment: &str| !matches!(segment, "" | "." | "..") && is_word(segment);
+    text.strip_prefix('/').is_some_and(|text| text.split('/').all(is_segment))
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ const ANY_VERSION: &str = "v1";
 /// A request for a resource.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
+    /// The path that leads to a member; empty for the API server itself.
+    pub(super) behind: &'a str,
     pub(super) verb: Verb,
     pub(super) api: &'a ApiResource,
     /// `None`: across namespaces, or for what is in none.
@@ -45,7 +47,8 @@ impl Asked<'_> {
         let ApiResource { group, version, plural, .. } = self.api;
         // The name of what is created stands in the body.
         let name = self.name.filter(|_| self.verb != Verb::Create || self.subresource.is_some());
-        let path = path(group, version, self.namespace, [Some(plural.as_str()), name, self.subresource]);
+        let path = self.behind.to_owned()
+            + &path(group, version, self.namespace, [Some(plural.as_str()), name, self.subresource]);
         let watch = (self.verb == Verb::Watch).then(|| "watch=true".to_owned());
         let labels = self.labels.map(|labels| format!("labelSelector={}", escaped(labels.as_bytes())));
         let fields = self.fields.map(|fields| format!("fieldSelector={}", escaped(fields.as_bytes())));
@@ -94,8 +97,16 @@ mod tests {
             Verb::DeleteCollection,
         ] {
             let name = (!verb.is_of_collection()).then_some("one");
-            let asked =
-                Asked { verb, api: &api, namespace: Some("shop"), name, subresource: None, labels: None, fields: None };
+            let asked = Asked {
+                behind: "",
+                verb,
+                api: &api,
+                namespace: Some("shop"),
+                name,
+                subresource: None,
+                labels: None,
+                fields: None,
+            };
             let target = asked.target();
             let info = RequestInfo::parse(verb.method(), &target).unwrap();
             let in_path = name.filter(|_| verb != Verb::Create);
@@ -109,6 +120,7 @@ mod tests {
     fn selectors_are_escaped() {
         let api = api("");
         let asked = Asked {
+            behind: "",
             verb: Verb::Watch,
             api: &api,
             namespace: None,

@@ -16,6 +16,7 @@ use ctrlmesh_testbed::witness::{OperatorUnderTest, Verdict, Witness};
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 use kube::Client;
 use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
 
 use crate::bed::{ACCOUNT, Bed, OPERATOR, ROOT, object, slots_of};
 use crate::member_server::{self, ask};
@@ -35,6 +36,9 @@ const SERVERS: usize = 3;
 
 /// How often members move; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
 const MOVES: usize = 5;
+
+/// Of how many members it is asked who may write.
+const EXPLAINED: usize = 4;
 
 /// What is worked on in a member, and what the operator makes of it.
 const SOURCE: &str = "source-a";
@@ -124,6 +128,21 @@ impl Fleet {
         .await
     }
 
+    /// Requires that `explain` says of members which pods may write there: that which the table names.
+    async fn explained(&self, bed: &Bed, table: &Ownership, pods: u16) -> Result<()> {
+        for name in names().take(EXPLAINED) {
+            let owner = table.slots.get(&NamespaceHash::default().slot(&name));
+            for pod in (0..pods).map(|number| format!("op-{number}")) {
+                let said = explanation(bed, &pod, (&name, &self.server.path(&name))).await?;
+                let is_owner = table.shard_of(&pod) == owner.map(String::as_str);
+                let expected = if is_owner { "Passes" } else { "Refused" };
+                ensure!(said["outcome"] == expected, "{name} {pod}: {said}, by {table:?}");
+                ensure!(said["classified"]["cluster"] == name.as_str(), "{name} {pod}: {said}");
+            }
+        }
+        Ok(())
+    }
+
     /// Ends all pods, and gives what the logs of the members say of their writers.
     fn verdict(&self, bed: &mut Bed) -> Result<Verdict> {
         bed.pods.clear();
@@ -149,6 +168,18 @@ impl Fleet {
         bed.has_passed = true;
         Ok(())
     }
+}
+
+/// What `ctrlmesh explain` says of a pod's write in a member.
+async fn explanation(bed: &Bed, pod: &str, (member, path): (&str, &str)) -> Result<Value> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_e2e-ctrlmesh"));
+    command.args(["explain", "configmaps", PAGE, "--verb", "update", "--output", "json", "--namespace", member]);
+    command.args(["--as-pod", pod, "--as-namespace", OPERATOR, "--member-path", path]);
+    command.arg("--kubeconfig").arg(bed.plane.kubeconfig());
+    // The members' server answers on this thread.
+    let output = spawn_blocking(move || command.output()).await??;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// The kind of the objects that stand for members, which are labelled.
@@ -217,6 +248,9 @@ async fn members_move_with_one_writer_and_none_is_missed() -> Result<()> {
         let slots = slice(round * 5)?;
         bed.root(&of_clusters(sliced("Proxy", &slots), &template)).await?;
         let table = bed.settled(|table| slots_of(table, CANARY) == slots).await?;
+        if round == 1 {
+            fleet.explained(&bed, &table, 3).await?;
+        }
         fleet.change(&round.to_string()).await?;
         fleet.until_written(&bed, &members_of(&table, CANARY), 4).await?;
     }

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::{env, thread};
 
+use ctrlmesh_common::member_path::PathTemplate;
 use ctrlmesh_request::classify;
 use serde_json::Value;
 
@@ -12,6 +13,16 @@ use crate::harness::random::Random;
 
 /// How many lines a run compares.
 const LINES: usize = 120_000;
+
+/// Templates of paths to members, and what leads to a member by each.
+const MEMBERS: [(&str, &str); 3] = [
+    (
+        "/apis/cluster.karmada.io/v1alpha1/clusters/{cluster}/proxy",
+        "/apis/cluster.karmada.io/v1alpha1/clusters/m-1/proxy",
+    ),
+    ("/clusters/{cluster}", "/clusters/m-1"),
+    ("/spaces/{namespace}/*/{cluster}", "/spaces/team/any/m-1"),
+];
 
 /// The seed, unless `CTRLMESH_SEED` names another.
 const SEED: u64 = 20_261_121;
@@ -252,6 +263,22 @@ fn reference(lines: &[u8]) -> Vec<u8> {
     output.stdout
 }
 
+/// The same line, to a member.
+fn behind(line: &[u8], prefix: &str) -> Option<Vec<u8>> {
+    let space = line.iter().position(|byte| *byte == b' ')?;
+    let (method, target) = (&line[..=space], &line[space + 1..]);
+    // An absolute URI has its path somewhere else.
+    (target.starts_with(b"/") && !target.starts_with(b"//")).then(|| [method, prefix.as_bytes(), target].concat())
+}
+
+/// Whether a reader who cleans paths might find another member, or none: the line has an empty or dotted segment, as it
+/// stands or behind an escape.
+fn is_ambiguous(line: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(line).to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/");
+    let path = text.split('?').next().unwrap_or_default();
+    path.contains("//") || path.split('/').any(|segment| matches!(segment, "." | ".."))
+}
+
 fn parsed(output: &[u8]) -> Vec<Value> {
     serde_json::Deserializer::from_slice(output).into_iter().map(Result::unwrap).collect()
 }
@@ -264,7 +291,7 @@ fn the_api_servers_own_code_gives_the_same_answer() {
     let mut input = lines.join(&b'\n');
     input.push(b'\n');
     let mut ours = Vec::new();
-    classify::run(&mut input.as_slice(), &mut ours).unwrap();
+    classify::run(&[], &mut input.as_slice(), &mut ours).unwrap();
     let (ours, theirs) = (parsed(&ours), parsed(&reference(&input)));
     assert_eq!((ours.len(), theirs.len()), (LINES, LINES));
     for ((line, ours), theirs) in lines.iter().zip(&ours).zip(&theirs) {
@@ -276,4 +303,39 @@ fn the_api_servers_own_code_gives_the_same_answer() {
         refused > LINES / 20 && resources > LINES / 4,
         "the lines exercise too little: {refused} refused, {resources} resources"
     );
+}
+
+#[test]
+fn a_member_gives_the_same_answer_behind_its_path() {
+    let seed = env::var("CTRLMESH_SEED").map_or(SEED, |seed| seed.parse().unwrap());
+    let mut random = Random(seed.wrapping_add(1));
+    let templates: Vec<PathTemplate> = MEMBERS.iter().map(|(template, _)| template.parse().unwrap()).collect();
+    let (mut alone, mut led) = (Vec::new(), Vec::new());
+    while alone.len() < LINES / 4 {
+        let line = line(&mut random);
+        let (_, prefix) = MEMBERS[random.below(MEMBERS.len())];
+        if let Some(to_member) = behind(&line, prefix) {
+            alone.push(line);
+            led.push(to_member);
+        }
+    }
+    let lines = |lines: &[Vec<u8>]| [&lines.join(&b'\n')[..], b"\n"].concat();
+    let mut ours = Vec::new();
+    classify::run(&templates, &mut lines(&led).as_slice(), &mut ours).unwrap();
+    let (ours, theirs) = (parsed(&ours), parsed(&reference(&lines(&alone))));
+    assert_eq!((ours.len(), theirs.len()), (alone.len(), alone.len()));
+    let (mut refused, mut resources) = (0, 0);
+    for ((line, mut ours), theirs) in led.iter().zip(ours).zip(theirs) {
+        if ours.get("error").is_some() && theirs.get("error").is_none() {
+            assert!(is_ambiguous(line), "seed {seed}: {}", line.escape_ascii());
+            refused += 1;
+            continue;
+        }
+        let cluster = ours.as_object_mut().unwrap().remove("cluster");
+        assert_eq!(ours, theirs, "seed {seed}: {}", line.escape_ascii());
+        assert_eq!(cluster.is_some(), theirs.get("error").is_none(), "seed {seed}: {}", line.escape_ascii());
+        resources += usize::from(theirs["resourceRequest"] == true);
+    }
+    let all = alone.len();
+    assert!(refused < all / 4 && resources > all / 5, "of {all}: {refused} ambiguous, {resources} resources");
 }

@@ -11,6 +11,9 @@ use crate::cluster::resource_name;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Classified {
+    /// Absent: the request is for the API server itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cluster: Option<String>,
     pub(super) verb: String,
     pub(super) group: String,
     pub(super) version: String,
@@ -29,6 +32,7 @@ impl From<&RequestInfo<'_>> for Classified {
     fn from(info: &RequestInfo<'_>) -> Self {
         let text = str::to_owned;
         Self {
+            cluster: info.cluster().map(text),
             verb: text(info.verb()),
             group: text(info.api_group()),
             version: text(info.api_version()),
@@ -43,11 +47,12 @@ impl From<&RequestInfo<'_>> for Classified {
 impl Classified {
     /// In one sentence.
     pub(super) fn sentence(&self) -> String {
-        let Self { verb, group, resource, subresource, namespace, name, .. } = self;
+        let Self { cluster, verb, group, resource, subresource, namespace, name, .. } = self;
+        let reader = cluster.as_ref().map_or("The API server".to_owned(), |name| format!("Member cluster {name:?}"));
         let of = if subresource.is_empty() { String::new() } else { format!("{subresource} of ") };
         let resource = resource_name(group, resource);
         let name = if name.is_empty() { String::new() } else { format!(" {name:?}") };
         let place = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace:?}") };
-        format!("The API server classifies it as {verb}: {of}{resource}{name}{place}.")
+        format!("{reader} classifies it as {verb}: {of}{resource}{name}{place}.")
     }
 }

@@ -10,7 +10,7 @@ use ctrlmesh_common::selector::Labels;
 use ctrlmesh_manager::rules::pod::Member;
 use ctrlmesh_manager::rules::shared::each;
 use ctrlmesh_request::decide::{self, Decision, LockPlan, Plan};
-use ctrlmesh_request::request::RequestInfo;
+use ctrlmesh_request::request::{RequestInfo, TargetError};
 use ctrlmesh_request::rewrite;
 use ctrlmesh_request::rewrite::status::Status;
 use jiff::Timestamp;
@@ -47,7 +47,7 @@ pub(crate) struct RequestExplanation {
     pub(super) method: String,
     /// Path and query, as the pod sends them.
     pub(super) target: String,
-    /// Absent: the API server answers 400 because of the target alone.
+    /// Absent: the answer is 400 because of the target alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) classified: Option<Classified>,
     pub(super) policy: PolicyState,
@@ -57,6 +57,9 @@ pub(crate) struct RequestExplanation {
     /// Path and query, as the proxy sends them. Absent: the proxy answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) sent: Option<String>,
+    /// Whether the member cluster that the request is for is the pod's. Absent: it is for the API server itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) member: Option<MemberShare>,
     /// What is added to the selector of the request. Absent: nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) selector: Option<String>,
@@ -92,6 +95,17 @@ pub(crate) enum Outcome {
     Answered,
     /// The policy is not known.
     NotKnown,
+}
+
+/// Whose a member cluster is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum MemberShare {
+    /// The pod's.
+    Owned,
+    /// Another pod's, or nobody's.
+    NotOwned,
+    /// Every pod's: members are not divided.
+    NotDivided,
 }
 
 /// How the leader-election lock is renamed.
@@ -137,14 +151,25 @@ pub(super) fn passage(world: &NamespaceWorld, pod: &Member, asking: &Asking<'_>)
         needs_confirmation: false,
         faults: Vec::new(),
         breakers: Vec::new(),
+        member: None,
         answer: None,
         api_server: None,
         not_known: Vec::new(),
     };
-    let Ok(info) = RequestInfo::parse(method, &target) else { return explanation };
+    let paths = compiled.as_ref().map_or(&[][..], |compiled| compiled.policy.member_paths());
+    let info = match RequestInfo::parse(method, &target).and_then(|info| info.behind(paths)) {
+        Ok(info) => info,
+        Err(error) if compiled.is_some() => {
+            explanation.outcome = Outcome::Refused;
+            explanation.answer = Some(ProxyAnswer::bad_request(error));
+            return explanation;
+        }
+        Err(_) => return explanation,
+    };
     explanation.classified = Some(Classified::from(&info));
     explanation.api_server = api_server(world, pod, asking, &info, explanation.policy.operator.as_deref());
     let Some(compiled) = compiled else { return explanation };
+    explanation.member = MemberShare::of(&compiled.policy, &info);
     explanation.decided(&compiled.policy, &info);
     if explanation.outcome != Outcome::Refused {
         explanation.met(&compiled.policy, &info, (world, pod), asking.now);
@@ -170,7 +195,7 @@ impl RequestExplanation {
         }
         let is_for_lock = self.lock.as_ref().is_some_and(|lock| lock.in_path || lock.in_field_selector);
         self.dry_run = self.answer.is_none() && policy.is_shadow() && decide::becomes_dry_run(info) && !is_for_lock;
-        if self.dry_run {
+        if self.dry_run && self.api_server.is_some() {
             let message = "the fence lets dry runs pass".to_owned();
             self.api_server = Some(Answer { outcome: fencing::Outcome::NotFenced, message });
         }
@@ -215,6 +240,23 @@ impl RequestExplanation {
     }
 }
 
+impl MemberShare {
+    fn of(policy: &Policy, info: &RequestInfo<'_>) -> Option<Self> {
+        let (cluster, members) = (info.cluster()?, policy.members()?);
+        Some(match (members.sees.is_some(), members.sees(cluster)) {
+            (false, _) => Self::NotDivided,
+            (true, true) => Self::Owned,
+            (true, false) => Self::NotOwned,
+        })
+    }
+}
+
+impl ProxyAnswer {
+    fn bad_request(error: TargetError) -> Self {
+        Self { code: 400, reason: "BadRequest", message: error.to_string() }
+    }
+}
+
 impl From<&Status> for ProxyAnswer {
     fn from(status: &Status) -> Self {
         Self { code: status.code, reason: status.reason, message: status.message.clone() }
@@ -236,7 +278,8 @@ impl From<&LockPlan> for RenamedLock {
 
 /// The limits on the resource.
 fn limits(policy: &Policy, info: &RequestInfo<'_>) -> Vec<LimitOverview> {
-    let covering = policy.limits.iter().filter(|limit| limit.covers(info.api_group(), info.resource()));
+    let is_divided = info.member().is_none() || policy.members().is_none();
+    let covering = policy.limits.iter().filter(|limit| is_divided && limit.covers(info.api_group(), info.resource()));
     let names = |groups: &[String], plurals: &[String]| {
         let of_group = |group: &String| plurals.iter().map(|plural| resource_name(group, plural)).collect::<Vec<_>>();
         groups.iter().flat_map(of_group).collect::<Vec<_>>()
@@ -261,7 +304,9 @@ fn api_server(
     // The fence knows a pod by its workload, also where no policy is known, or no proxy is there.
     let is_of = |config: &&ShardingConfig| config.spec.root.as_ref().is_some_and(|rule| pod.is_of_target(rule));
     let of_workload = || each(&world.snapshot.configs).find(is_of);
-    let root = operator.and_then(|name| world.config(name)).or_else(of_workload).filter(|_| decide::is_write(info))?;
+    // It fences what it serves itself.
+    let is_fenced = decide::is_write(info) && asking.asked.behind.is_empty();
+    let root = operator.and_then(|name| world.config(name)).or_else(of_workload).filter(|_| is_fenced)?;
     let rule = root.spec.root.as_ref()?;
     let written = Written {
         group: info.api_group(),

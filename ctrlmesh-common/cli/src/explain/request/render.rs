@@ -4,7 +4,7 @@
 
 use ctrlmesh_proxy::trace::readable;
 
-use super::passage::{Outcome, RenamedLock, RequestExplanation};
+use super::passage::{MemberShare, Outcome, RenamedLock, RequestExplanation};
 use crate::explain::fencing::{self, Answer};
 use crate::explain::steps::{self, Step};
 use crate::text::cut;
@@ -18,7 +18,7 @@ pub(crate) fn screen(explanation: &RequestExplanation) -> String {
     let mut all = vec![classified(explanation), policy(explanation)];
     if explanation.outcome != Outcome::NotKnown && explanation.classified.is_some() {
         all.extend([decision(explanation), faults(explanation), breakers(explanation), answer(explanation)]);
-    } else if explanation.api_server.is_some() {
+    } else if explanation.api_server.is_some() || explanation.answer.is_some() {
         all.push(answer(explanation));
     }
     if !explanation.not_known.is_empty() {
@@ -30,7 +30,7 @@ pub(crate) fn screen(explanation: &RequestExplanation) -> String {
 fn classified(explanation: &RequestExplanation) -> Step {
     let mut step = Step::new("Request");
     step.say(explanation.classified.as_ref().map_or_else(
-        || "The API server cannot read the target, and answers 400.".to_owned(),
+        || "The target cannot be read, and the answer is 400.".to_owned(),
         super::classified::Classified::sentence,
     ));
     step
@@ -46,7 +46,13 @@ fn decision(explanation: &RequestExplanation) -> Step {
         let (resources, selector) = (limit.resources.join(", "), cut(&limit.selector, SELECTOR_WIDTH));
         step.say(format!("A limit holds on {resources}: the pod sees what matches {selector:?}."));
     }
-    if explanation.limits.is_empty() {
+    if let Some(share) = explanation.member {
+        step.say(match share {
+            MemberShare::Owned => "The pod owns the member cluster: it sees and writes all of it.",
+            MemberShare::NotOwned => "The pod does not own the member cluster: lists and watches show nothing of it.",
+            MemberShare::NotDivided => "Member clusters are not divided: every pod sees and writes all of each.",
+        });
+    } else if explanation.limits.is_empty() {
         step.say("No limit holds on this resource.");
     }
     if let Some(selector) = &explanation.selector {

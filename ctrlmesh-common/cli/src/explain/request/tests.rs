@@ -23,6 +23,7 @@ fn flags_that_fit_together_are_taken() {
         &["one", "--verb", "patch", "--subresource", "status"],
         &["--verb", "list", "-A", "-l", "a=b", "--field-selector", "metadata.name=one"],
         &["--verb", "deletecollection"],
+        &["--verb", "list", "--member-path", "/clusters/m-1"],
         &["--verb", "create"],
     ] {
         assert_eq!(said(flags), Ok(()), "{flags:?}");
@@ -45,6 +46,9 @@ fn flags_that_do_not_are_refused_by_name() {
         (&["one", "--verb", "get", "-l", "a=b"], "--selector is not allowed with --verb get"),
         (&["one", "--verb", "get", "--field-selector", "a=b"], "--field-selector is not allowed with --verb get"),
         (&["a/b", "--verb", "get"], "NAME \"a/b\" is not allowed"),
+        (&["one", "--verb", "get", "--member-path", "clusters/m-1"], "--member-path \"clusters/m-1\" is not allowed"),
+        (&["one", "--verb", "get", "--member-path", "/clusters/../m-1"], "its segments are words"),
+        (&["one", "--verb", "get", "--member-path", "/clusters/m-1?a=b"], "its segments are words"),
         (&["..", "--verb", "get"], "NAME \"..\" is not allowed"),
         (&["one", "--verb", "get", "--subresource", "a/b"], "--subresource \"a/b\" is not allowed"),
         (

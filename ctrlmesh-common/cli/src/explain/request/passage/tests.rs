@@ -46,9 +46,15 @@ fn by_hand(more: Snapshot, breakers: Vec<CircuitBreaker>) -> NamespaceWorld {
 /// A world with a root of configmaps, fenced by the proxies. Its pod `op-0` owns slots 0 to 15, and `op-1` the others.
 /// The manager has written its policies, and the proxy of `op-0` has them.
 fn fenced() -> NamespaceWorld {
+    fenced_by(json!({}))
+}
+
+/// The same, where the root says this, too.
+fn fenced_by(more: Value) -> NamespaceWorld {
     let maps = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
-    let rule = json!({"prefix": "op", "targetStatefulSet": "op", "fence": "Proxy",
+    let mut rule = json!({"prefix": "op", "targetStatefulSet": "op", "fence": "Proxy",
         "auto": {"shardingSize": 2, "everyShardReplicas": 1}, "resourceSelector": [{"relateResources": maps}]});
+    rule.as_object_mut().unwrap().append(&mut serde_json::from_value(more).unwrap());
     let owner = |slot: u8| if slot < 16 { "op-1-normal" } else { "op-2-normal" };
     let slots: serde_json::Map<String, Value> = (0..32).map(|slot| (slot.to_string(), json!(owner(slot)))).collect();
     let table = json!({"epoch": 4, "slots": slots, "pods": {"op-0": "op-1-normal", "op-1": "op-2-normal"},
@@ -87,8 +93,18 @@ fn ask_for(
     namespace: &str,
     name: Option<&str>,
 ) -> RequestExplanation {
+    ask_behind("", world, api, verb, (namespace, name))
+}
+
+fn ask_behind(
+    behind: &str,
+    world: &NamespaceWorld,
+    api: &ApiResource,
+    verb: Verb,
+    (namespace, name): (&str, Option<&str>),
+) -> RequestExplanation {
     let labels = verb.is_of_collection().then_some("tier=gold");
-    let asked = Asked { verb, api, namespace: Some(namespace), name, subresource: None, labels, fields: None };
+    let asked = Asked { behind, verb, api, namespace: Some(namespace), name, subresource: None, labels, fields: None };
     let asking = Asking { asked, labels: None, now: Timestamp::UNIX_EPOCH };
     passage(world, world.member("op-0").unwrap(), &asking)
 }
@@ -173,6 +189,34 @@ fn a_write_to_what_others_own_is_refused() {
     {
         assert!(screen.contains(said), "{said}: {screen}");
     }
+}
+
+#[test]
+fn a_request_to_a_member_is_judged_by_its_cluster() {
+    let path = |cluster: &str| format!("/apis/cluster.karmada.io/v1alpha1/clusters/{cluster}/proxy");
+    let world = fenced_by(json!({"unit": "Cluster", "clusters": [{"path": path("{cluster}")}]}));
+    let (own, other) = (place(7), place(20));
+    let ask =
+        |cluster: &str, verb, name| ask_behind(&path(cluster), &world, &api("", "configmaps"), verb, ("shop", name));
+    let listed = ask(&own, Verb::List, None);
+    let classified = listed.classified.as_ref().unwrap();
+    assert_eq!(
+        (classified.cluster.as_ref(), &*classified.resource, &*classified.verb),
+        (Some(&own), "configmaps", "list")
+    );
+    assert_eq!(
+        (listed.outcome, listed.sent.as_ref(), &listed.limits[..]),
+        (Outcome::Passes, Some(&listed.target), &[][..])
+    );
+    assert!(screen(&listed).contains("The pod owns the member cluster"), "{}", screen(&listed));
+    let hidden = ask(&other, Verb::List, None);
+    assert!(hidden.selector.is_some() && hidden.outcome == Outcome::Rewritten, "{hidden:?}");
+    assert!(screen(&hidden).contains("The pod does not own the member cluster"), "{}", screen(&hidden));
+    assert_eq!(ask(&own, Verb::Patch, Some("one")).outcome, Outcome::Passes);
+    let refused = ask(&other, Verb::Patch, Some("one"));
+    assert_eq!((refused.outcome, refused.api_server, refused.answer.unwrap().code), (Outcome::Refused, None, 403));
+    let ambiguous = ask("./m-1", Verb::List, None);
+    assert!(ambiguous.classified.is_none() && screen(&ambiguous).contains("400 BadRequest: "), "{ambiguous:?}");
 }
 
 #[test]
