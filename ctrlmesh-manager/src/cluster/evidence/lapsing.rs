@@ -2,21 +2,43 @@
 //!
 //! A proxy that has such a policy and is sent others later has one of those in force, or still the first. So all that
 //! may have been sent since must lapse, too. What a proxy never said it has in force is not known to lapse. Nor does
-//! anything end the writes of a pod whose connections pass where no proxy takes them.
+//! anything end the writes of a pod whose connections pass where no proxy takes them. Only writes of kinds that a
+//! policy fences end with it: where a later one fences more, what is known begins anew.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
+use ctrlmesh_common::member_path::PathTemplate;
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::policy::Mode;
+use ctrlmesh_common::policy::{Fence, Mode, Policy};
+use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
 
 use super::{InForce, Leader, Revocation, remember};
 use crate::cluster::plan::Plan;
+use crate::rules::compile::CompiledPolicy;
 use crate::rules::evidence;
 use crate::rules::fenced::lapses;
 use crate::rules::object_name::full_name;
 use crate::rules::pod::PodName;
 use crate::rules::shared::each;
+
+/// Whether all `kinds` are fenced. Of a wildcard that is known only where it was there before.
+fn covers_all(fence: &Fence, kinds: &ResourceMatch) -> bool {
+    let is_listed = |group: &String, resource: &String| {
+        fence.resources.iter().any(|one| one.api_groups.contains(group) && one.resources.contains(resource))
+    };
+    let is_word = |text: &String| text != WILDCARD;
+    let covers = |group: &String, resource: &String| {
+        is_listed(group, resource) || is_word(group) && is_word(resource) && fence.covers(group, resource)
+    };
+    kinds.api_groups.iter().all(|group| kinds.resources.iter().all(|resource| covers(group, resource)))
+}
+
+/// The paths that lead to members, and whether those are divided.
+fn divided(policy: &Policy) -> (&[PathTemplate], bool) {
+    (policy.member_paths(), policy.members().is_some_and(|members| members.sees.is_some()))
+}
 
 #[derive(Debug, Default)]
 pub(super) struct LapsingPods {
@@ -29,6 +51,8 @@ pub(super) struct LapsingPods {
 #[derive(Debug)]
 struct Lapsing {
     operator: String,
+    /// The last one that may have been sent. None of the others fences fewer kinds.
+    last: Arc<CompiledPolicy>,
     /// Oldest first.
     digests: Vec<u64>,
     /// Whether one of them was in force.
@@ -55,10 +79,11 @@ impl LapsingPods {
                 continue;
             };
             let of_pod = self.by_uid.entry(pod.uid.clone());
-            let of_pod = of_pod.or_insert_with(|| Lapsing::new(operator.clone()));
-            if of_pod.operator != *operator {
-                *of_pod = Lapsing::new(operator.clone());
+            let of_pod = of_pod.or_insert_with(|| Lapsing::new(operator.clone(), policy));
+            if of_pod.operator != *operator || !of_pod.fences_all_of(policy) {
+                *of_pod = Lapsing::new(operator.clone(), policy);
             }
+            of_pod.last = Arc::clone(policy);
             remember(&mut of_pod.digests, policy.digest());
         }
         let is_open = |pod: &Lapsing| !pod.was_in_force;
@@ -112,7 +137,20 @@ impl LapsingPods {
 }
 
 impl Lapsing {
-    fn new(operator: String) -> Self {
-        Self { operator, digests: Vec::new(), was_in_force: false }
+    fn new(operator: String, policy: &Arc<CompiledPolicy>) -> Self {
+        Self { operator, last: Arc::clone(policy), digests: Vec::new(), was_in_force: false }
+    }
+
+    /// Whether each kind that `next` fences was fenced before.
+    fn fences_all_of(&self, next: &Arc<CompiledPolicy>) -> bool {
+        if Arc::ptr_eq(&self.last, next) {
+            return true;
+        }
+        let (before, after) = (&self.last.policy, &next.policy);
+        let (Some(fence), Some(later)) = (&before.fence, &after.fence) else { return false };
+        // No list is every kind, but for those that have to be named.
+        let are_kinds = fence.resources == later.resources
+            || !later.resources.is_empty() && later.resources.iter().all(|kinds| covers_all(fence, kinds));
+        are_kinds && divided(before) == divided(after)
     }
 }

@@ -3,6 +3,7 @@ use std::sync::LazyLock;
 use ctrlmesh_common::api::FenceMode;
 use ctrlmesh_common::policy::fence::LAPSED_AFTER;
 use ctrlmesh_common::policy::{Fence, Policy};
+use ctrlmesh_common::resource::ResourceMatch;
 
 use super::*;
 use crate::cluster::cache::Snapshot;
@@ -207,4 +208,32 @@ fn what_lapses_is_known_until_another_policy_may_be_in_force() {
     unwritten.compiled.operators.insert("ops/op".to_owned(), Record::default());
     assert!(has(&mut pods, &unwritten, 0), "nothing follows from it yet");
     assert!(!has(&mut pods, &plan(3), 0), "what followed from it was not seen");
+}
+
+#[test]
+fn a_policy_that_fences_more_kinds_is_proved_anew() {
+    let plan = |kinds: &[&str], generation| {
+        let list = |kind: &&str| ResourceMatch { api_groups: vec![String::new()], resources: vec![(*kind).to_owned()] };
+        let resources = kinds.iter().map(list).collect();
+        plan_by_proxies(Fence { lapses: true, resources, ..Fence::default() }, generation)
+    };
+    let mut pods = LapsingPods::default();
+    let mut has = |plan: &Plan, digest| {
+        pods.update(plan, || said(digest));
+        pods.has("there")
+    };
+    let first = plan(&["configmaps", "secrets"], 1);
+    assert!(has(&first, digest(&first)));
+    let fewer = plan(&["configmaps"], 2);
+    assert!(has(&fewer, digest(&first)), "the first fences more, and lapses");
+    let more = plan(&["configmaps", "services"], 3);
+    assert!(!has(&more, digest(&fewer)), "what is in force does not fence services");
+    assert!(has(&more, digest(&more)));
+    let all = plan(&[], 4);
+    assert!(!has(&all, digest(&more)), "every kind is more than some");
+    assert!(has(&all, digest(&all)));
+    assert!(has(&plan(&["pods"], 5), digest(&all)), "pods are among all");
+    let all = plan(&[], 6);
+    assert!(has(&all, digest(&all)));
+    assert!(!has(&plan(&["events"], 7), digest(&all)), "events are not: they have to be named");
 }
