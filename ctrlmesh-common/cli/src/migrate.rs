@@ -12,6 +12,7 @@ mod copy;
 mod flags;
 mod labels;
 mod leftovers;
+mod members;
 mod steps;
 mod args;
 mod error;

@@ -9,6 +9,7 @@ use kube::api::DynamicObject;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::members;
 use super::snapshot::{Snapshot, in_both_groups};
 
 /// A label or an annotation of pods, without its group, and what becomes of it.
@@ -60,7 +61,14 @@ pub(super) fn leftovers(snapshot: &Snapshot) -> Vec<Leftover> {
         .iter()
         .chain(&snapshot.kridge)
         .filter(|one| in_both_groups("ignore-validate").iter().any(|key| one.labels().contains_key(key)));
+    let workloads = snapshot.workloads.iter().filter(|one| members::variable(snapshot, one).is_some());
+    let with_members = workloads.chain(snapshot.pods.iter().filter(|pod| members::of_own(pod).is_some()));
     let others = [
+        Leftover {
+            what: members::VARIABLE.to_owned(),
+            of: names(with_members),
+            instead: "spec.root.clusters, with unit: Cluster: step enrol says which path",
+        },
         Leftover {
             what: "ignore-validate".to_owned(),
             of: names(ignored),

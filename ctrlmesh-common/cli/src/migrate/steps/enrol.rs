@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::Planned;
 use crate::migrate::change::{Action, Change, Reversible};
 use crate::migrate::leftovers::{DROPPED_ANNOTATIONS, DROPPED_LABELS};
+use crate::migrate::members;
 use crate::migrate::object::{DEPLOYMENT, ObjectRef};
 use crate::migrate::snapshot::{
     KRIDGE_ENABLE_PROXY, MIGRATED, Snapshot, UNDONE, in_both_groups, is_disabled, is_to_be_enrolled, kept_by_partition,
@@ -35,6 +36,11 @@ pub(super) fn plan(snapshot: &Snapshot) -> Planned {
             planned
                 .notes
                 .push(format!("{target} has no label {} in its pod template: it stays as it is", label::ENABLE_PROXY));
+            continue;
+        }
+        let variable = members::variable(snapshot, workload);
+        if let Some(problem) = variable.and_then(|variable| members::problem(root, &target, &variable)) {
+            planned.problems.push(problem);
             continue;
         }
         let strategy = if kind == DEPLOYMENT { "/spec/strategy/type" } else { "/spec/updateStrategy/type" };

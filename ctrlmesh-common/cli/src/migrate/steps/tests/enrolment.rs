@@ -47,6 +47,24 @@ fn a_workload_without_the_label_stays_as_it_is() {
 }
 
 #[test]
+fn an_operator_of_members_is_not_enrolled_before_its_root_names_them() {
+    let mut snapshot = snapshot();
+    let variable = json!({"name": "Mesh-Pre-Url-Added", "value": "/apis/*/v1/clusterextensions/*/proxy"});
+    snapshot.workloads[0].data["spec"]["template"]["spec"] = json!({"containers": [{"name": "op", "env": [variable]}]});
+    let planned = plan(Step::Enrol, &snapshot);
+    let said = r#"Say `clusters: [{path: "/apis/*/v1/clusterextensions/{cluster}/proxy"}]`"#;
+    assert!(planned.changes.is_empty() && planned.problems[0].contains(said), "{planned:?}");
+    let named = crate::migrate::leftovers::leftovers(&snapshot);
+    assert!(named.iter().any(|one| one.what == "Mesh-Pre-Url-Added" && one.of == ["StatefulSet ops/op"]), "{named:?}");
+    let paths = json!([{"path": "/apis/*/v1/clusterextensions/{cluster}/proxy"}]);
+    snapshot.rules[0].data["spec"]["root"]["clusters"] = paths;
+    assert_eq!(plan(Step::Enrol, &snapshot).problems.len(), 1, "members that are not divided");
+    snapshot.rules[0].data["spec"]["root"]["unit"] = json!("Cluster");
+    let planned = plan(Step::Enrol, &snapshot);
+    assert!(planned.problems.is_empty() && planned.changes.len() == 1, "{planned:?}");
+}
+
+#[test]
 fn a_partition_is_named_and_its_pods_are_not_waited_for() {
     let mut snapshot = snapshot();
     let is_whole = |snapshot: &Snapshot| crate::migrate::wait::enrolled(snapshot)[0].is_whole;
