@@ -32,7 +32,7 @@ pub use crate::metrics::egress::{EgressMetrics, EgressProtocol};
 pub use crate::metrics::faults::FaultMetrics;
 pub use crate::metrics::guards::{GuardMetrics, RuleMetrics};
 use crate::metrics::histogram::AddedTime;
-pub use crate::metrics::pods::{PodMetrics, PodPolicyLabels, PodRequests, ResourceRequests};
+pub use crate::metrics::pods::{MemberRequests, PodMetrics, PodPolicyLabels, PodRequests, ResourceRequests};
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
 pub use crate::metrics::spans::{DroppedSpan, SpanMetrics};

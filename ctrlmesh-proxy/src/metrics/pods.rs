@@ -1,7 +1,7 @@
 //! The metrics of each pod: which policy is in force for it, and what its requests to the API server come to.
 //!
-//! The series of a pod end when it is served no more. How many there are is bounded: see [`MAX_RESOURCES`] and
-//! [`BusyNamespaces`].
+//! The series of a pod end when it is served no more. How many there are is bounded: see [`MAX_RESOURCES`],
+//! [`MAX_MEMBERS`] and [`BusyNamespaces`].
 
 mod collector;
 
@@ -26,6 +26,12 @@ use super::{Outcome, Verb};
 const MAX_RESOURCES: usize = 128;
 
 const OTHER: &str = "other";
+
+/// Member clusters with series of their own, for each pod. Requests to further ones share those of [`OTHER_MEMBERS`].
+const MAX_MEMBERS: usize = 128;
+
+/// No member has a name with a star.
+const OTHER_MEMBERS: &str = "*";
 
 /// Longer names are no names of a group or a resource (RFC 1123 subdomains).
 const MAX_NAME_BYTES: usize = 253;
@@ -62,9 +68,15 @@ pub struct PodRequests {
     /// In the order of group and resource.
     resources: RwLock<Vec<Arc<ResourceRequests>>>,
     namespaces: Mutex<BusyNamespaces>,
+    /// By the member's name.
+    members: Mutex<BTreeMap<String, Arc<MemberRequests>>>,
     /// In the order of [`VERBS`].
     answer_times: [AnswerTime; VERBS.len()],
 }
+
+/// The requests to one member cluster.
+#[derive(Debug, Default)]
+pub struct MemberRequests([AtomicU64; OUTCOMES.len()]);
 
 /// The requests for one resource.
 #[derive(Debug, Default)]
@@ -130,7 +142,8 @@ impl PodRequests {
     fn new(pod: &str, traced: bool) -> Self {
         let namespaces = Mutex::new(BusyNamespaces::new(Instant::now()));
         let answer_times = VERBS.map(|_verb| AnswerTime::new(traced));
-        Self { pod: pod.to_owned(), resources: RwLock::default(), namespaces, answer_times }
+        let (pod, resources, members) = (pod.to_owned(), RwLock::default(), Mutex::default());
+        Self { pod, resources, namespaces, members, answer_times }
     }
 
     /// `NAMESPACE/NAME` of the pod; empty where a proxy does not know it.
@@ -171,9 +184,27 @@ impl PodRequests {
         lock(&self.namespaces).count(namespace, Instant::now());
     }
 
+    /// The requests to a member cluster.
+    pub fn member(&self, cluster: &str) -> Arc<MemberRequests> {
+        let mut members = lock(&self.members);
+        if let Some(member) = members.get(cluster) {
+            return Arc::clone(member);
+        }
+        let is_own = cluster.len() <= MAX_NAME_BYTES && members.len() < MAX_MEMBERS;
+        let name = if is_own { cluster } else { OTHER_MEMBERS };
+        Arc::clone(members.entry(name.to_owned()).or_default())
+    }
+
     /// Records how long the API server's answer to a request took, as the pod sees it. `trace` is recorded.
     pub fn answered_after(&self, verb: Verb, time: Duration, trace: Option<TraceId>) {
         self.answer_times[verb.at()].observe(time, trace);
+    }
+}
+
+impl MemberRequests {
+    /// Counts a request.
+    pub fn ended(&self, outcome: Outcome) {
+        self.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 

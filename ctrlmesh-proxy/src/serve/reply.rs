@@ -11,7 +11,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use opentelemetry::trace::TraceId;
 use tokio::time::Instant;
 
-use crate::metrics::{Outcome, ResourceRequests, Verb};
+use crate::metrics::{MemberRequests, Outcome, ResourceRequests, Verb};
 use crate::net::body::{BodyError, BudgetExceeded, CountedBytes, Relay, UnreadBytes};
 use crate::serve::lock_list::LockList;
 use crate::serve::shaping::Shaped;
@@ -35,8 +35,17 @@ pub(super) struct RequestMetrics {
     outcome: Option<Outcome>,
     /// Whether the response passed to its end.
     complete: bool,
-    /// The request's trace, where it is recorded. Boxed, so that other requests hold no memory for it.
-    trace: Option<Box<TraceId>>,
+    /// Boxed, so that other requests hold no memory for it.
+    more: Option<Box<More>>,
+}
+
+/// What few requests have.
+#[derive(Debug, Default)]
+struct More {
+    /// The request's trace, where it is recorded.
+    trace: Option<TraceId>,
+    /// Those of the member cluster that the request is for.
+    member: Option<Arc<MemberRequests>>,
 }
 
 #[derive(Debug)]
@@ -156,19 +165,28 @@ impl RequestMetrics {
         if let Some(info) = named.filter(|info| info.cluster().is_none() && !info.namespace().is_empty()) {
             session.requests.in_namespace(info.namespace());
         }
-        Self { session, verb, resource, outcome: None, complete: false, trace: None }
+        let cluster = info.and_then(RequestInfo::cluster);
+        let member = cluster.map(|cluster| session.requests.member(cluster));
+        let more = member.map(|member| Box::new(More { member: Some(member), ..More::default() }));
+        Self { session, verb, resource, outcome: None, complete: false, more }
     }
 
     /// Shows the trace of the request beside what is counted.
     pub(super) fn set_trace(&mut self, trace: Option<TraceId>) {
-        self.trace = trace.map(Box::new);
+        if trace.is_some() {
+            self.more.get_or_insert_default().trace = trace;
+        }
+    }
+
+    fn trace(&self) -> Option<TraceId> {
+        self.more.as_ref()?.trace
     }
 
     /// The API server's answer to a request that came at `start` has begun. Watches and tunnels are not timed.
     pub(super) fn answer_began(&mut self, outcome: Outcome, start: Instant, is_long_running: bool) {
         self.outcome = Some(outcome);
         if !is_long_running {
-            self.session.requests.answered_after(self.verb, start.elapsed(), self.trace.as_deref().copied());
+            self.session.requests.answered_after(self.verb, start.elapsed(), self.trace());
         }
     }
 
@@ -182,6 +200,9 @@ impl Drop for RequestMetrics {
     fn drop(&mut self) {
         let outcome = self.outcome.filter(|_| self.complete).unwrap_or(Outcome::Aborted);
         self.session.server.metrics.end_request(self.verb, outcome);
-        self.resource.ended(self.verb, outcome, self.trace.as_deref().copied());
+        self.resource.ended(self.verb, outcome, self.trace());
+        if let Some(member) = self.more.as_ref().and_then(|more| more.member.as_ref()) {
+            member.ended(outcome);
+        }
     }
 }

@@ -63,7 +63,8 @@ impl Collector for PodMetrics {
         let help = "Bytes of response bodies, but for those of tunnels";
         of_resources(&mut to, &served, "response", help, Some(&Unit::Bytes), |one| &one.response_bytes)?;
         answer_times(&mut to, &served)?;
-        namespaces(&mut to, &served)
+        namespaces(&mut to, &served)?;
+        members(&mut to, &served)
     }
 }
 
@@ -152,6 +153,24 @@ fn namespaces(to: &mut DescriptorEncoder<'_>, pods: &[(&ShownPod, &PodRequests)]
         for (of, count) in counts {
             let [namespace, name, shard] = pod.labels();
             counter(&mut family, &[namespace, name, shard, ("object_namespace", &of)], count)?;
+        }
+    }
+    Ok(())
+}
+
+fn members(to: &mut DescriptorEncoder<'_>, pods: &[(&ShownPod, &PodRequests)]) -> fmt::Result {
+    let help = "Requests of pods to member clusters that ended, by the member and outcome";
+    let mut family = to.encode_descriptor("pod_member_requests", help, None, MetricType::Counter)?;
+    for (pod, requests) in pods {
+        for (cluster, member) in &*lock(&requests.members) {
+            for (outcome, count) in OUTCOMES.iter().zip(&member.0) {
+                let count = count.load(Ordering::Relaxed);
+                let [namespace, name, shard] = pod.labels();
+                if count > 0 {
+                    let labels = [namespace, name, shard, ("cluster", cluster), ("outcome", outcome)];
+                    counter(&mut family, &labels, count)?;
+                }
+            }
         }
     }
     Ok(())

@@ -20,6 +20,8 @@ fn requests_are_shown_by_pod_shard_verb_and_resource() {
     for _ in 0..100 {
         requests.in_namespace("shop");
     }
+    requests.member("member-1").ended(Outcome::Ok);
+    requests.member("member-1").ended(Outcome::Refused);
     let page = metrics.render().unwrap();
     let pod = r#"namespace="ops",pod="operator-0",shard="op-0""#;
     let patch = r#"verb="patch",group="apps",resource="deployments""#;
@@ -33,6 +35,8 @@ fn requests_are_shown_by_pod_shard_verb_and_resource() {
         format!(r#"ctrlmesh_proxy_pod_request_seconds_bucket{{le="0.004",{pod},verb="patch"}} 1"#),
         format!(r#"ctrlmesh_proxy_pod_namespace_requests_total{{{pod},object_namespace="shop"}} 41"#),
         format!(r#"ctrlmesh_proxy_pod_namespace_requests_total{{{pod},object_namespace="_other"}} 59"#),
+        format!(r#"ctrlmesh_proxy_pod_member_requests_total{{{pod},cluster="member-1",outcome="ok"}} 1"#),
+        format!(r#"ctrlmesh_proxy_pod_member_requests_total{{{pod},cluster="member-1",outcome="refused"}} 1"#),
     ] {
         assert!(page.lines().any(|shown| shown == line), "no `{line}` in\n{page}");
     }
@@ -69,6 +73,18 @@ fn resources_beyond_the_bound_share_their_series() {
     assert_eq!(other.counts[list][Outcome::Ok as usize].load(Ordering::Relaxed), 9);
     assert_eq!(requests.resource("example.com", "kind3").resource, "kind3");
     assert_eq!(PodRequests::default().resource("", &"x".repeat(254)).resource, OTHER);
+}
+
+#[test]
+fn members_beyond_the_bound_share_their_series() {
+    let requests = PodRequests::default();
+    for at in 0..MAX_MEMBERS + 9 {
+        requests.member(&format!("member-{at}")).ended(Outcome::Ok);
+    }
+    assert_eq!(lock(&requests.members).len(), MAX_MEMBERS + 1);
+    let of = |name: &str| requests.member(name).0[Outcome::Ok as usize].load(Ordering::Relaxed);
+    assert_eq!((of("one-more"), of("member-3")), (9, 1));
+    assert!(lock(&requests.members).contains_key(OTHER_MEMBERS));
 }
 
 #[test]
