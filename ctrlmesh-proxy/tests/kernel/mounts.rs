@@ -12,6 +12,9 @@ use crate::bed::{Bed, PROXY, TARGET};
 use crate::command::{attach, run, status, text};
 use crate::upgrade::linked;
 
+/// Where cgroup v2 is on machines that have no other.
+const V2_MOUNT: &str = "/sys/fs/cgroup";
+
 /// What runs its arguments where the cgroups are seen at `at` only, as from a container.
 pub(crate) fn elsewhere(at: &Path) -> Command {
     mounted(at, r#"mount --bind "$0" "$1" && umount --lazy "$0" && shift && exec "$@""#)
@@ -28,6 +31,14 @@ fn within(part: &Path, at: &Path) -> Command {
 /// The same where they are seen at `at`, too.
 fn beside(at: &Path) -> Command {
     mounted(at, r#"mount --bind "$0" "$1" && shift && exec "$@""#)
+}
+
+/// What runs its arguments as on a machine that has cgroup v2 only, where that is mounted there.
+fn v2_only() -> Command {
+    let script = r#"umount --recursive --lazy "$0" && mount -t cgroup2 cgroup2 "$0" && exec "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, V2_MOUNT]);
+    command
 }
 
 fn mounted(at: &Path, script: &str) -> Command {
@@ -84,6 +95,27 @@ fn a_pod_is_the_same_to_its_owner_who_sees_cgroups_elsewhere() {
     assert_eq!(interceptor.status().unwrap().attachments[0].cgroup, pod);
     assert_eq!(linked(&pin), before, "it was attached all the time");
     assert_eq!(there(&["detach"]), format!("detached {seen}\n"));
+}
+
+#[test]
+fn a_machine_with_cgroup_v2_only_is_served() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let mount = Hierarchy::find().unwrap();
+    let name = pod.strip_prefix(mount.mount()).unwrap();
+    let there = |arguments: &[&str]| {
+        let plain = bed.command(arguments);
+        text(&run(v2_only().arg(plain.get_program()).args(plain.get_args())))
+    };
+    let seen = Path::new(V2_MOUNT).join(name).display().to_string();
+    let attach = ["attach", "--target", TARGET, "--to", "15001", "--cgroup", name.to_str().unwrap()];
+    assert_eq!(there(&attach), format!("attached {seen} in slot 0\n"));
+    let _target = bed.target(TARGET);
+    assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED", "nobody listens at the port");
+    let shown = there(&["status"]);
+    assert!(shown.contains(&format!("slot 0  {seen}\n")), "{shown}");
+    assert_eq!(there(&["detach"]), format!("detached {seen}\n"));
+    assert!(bed.connect(&pod, TARGET, "blocking").answer.starts_with("target"));
 }
 
 #[test]
