@@ -76,13 +76,15 @@ impl Client {
                 soon("a connection", send.ready()).await?;
                 soon("a response", send.send_request(request)).await
             }
-            Send::Http2(send) => {
-                let target = request.uri().path_and_query().unwrap().as_str();
-                *request.uri_mut() = format!("https://kubernetes{target}").parse().unwrap();
-                soon("a connection", send.ready()).await?;
-                soon("a response", send.send_request(request)).await
-            }
+            Send::Http2(send) => send_http2(send, request).await,
         }
+    }
+
+    /// The response to a request that is sent beside others over the same HTTP/2 connection.
+    pub(crate) fn ask_beside(&self, request: Request<Full<Bytes>>) -> impl Future<Output = Answer> + use<> {
+        let Send::Http2(send) = &self.send else { panic!("HTTP/1.1 answers one request after the other") };
+        let mut send = send.clone();
+        async move { read(send_http2(&mut send, request).await.unwrap()).await }
     }
 
     pub(crate) async fn ask(&mut self, request: Request<Full<Bytes>>) -> Answer {
@@ -100,6 +102,16 @@ impl Client {
             Send::Http2(send) => send.is_closed(),
         }
     }
+}
+
+async fn send_http2(
+    send: &mut http2::SendRequest<Full<Bytes>>,
+    mut request: Request<Full<Bytes>>,
+) -> hyper::Result<Response<Incoming>> {
+    let target = request.uri().path_and_query().unwrap().as_str();
+    *request.uri_mut() = format!("https://kubernetes{target}").parse().unwrap();
+    soon("a connection", send.ready()).await?;
+    soon("a response", send.send_request(request)).await
 }
 
 /// A GET request.

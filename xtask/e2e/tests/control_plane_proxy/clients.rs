@@ -47,38 +47,12 @@ impl Bed {
         let upstream = plane.url().strip_prefix("https://").unwrap().parse().unwrap();
         let policy = pki.path("policy").to_str().unwrap().to_owned();
         let proxy = Proxy::start(&pki, upstream, &["--policy", &policy]);
-        let bed = Self { proxy, pki, namespace, token };
-        bed.write_kubeconfig();
-        bed
-    }
-
-    fn write_kubeconfig(&self) {
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "proxy",
-            "contexts": [{"name": "proxy", "context": {
-                "cluster": "proxy", "user": "operator", "namespace": self.namespace,
-            }}],
-            "clusters": [{"name": "proxy", "cluster": {
-                "server": format!("https://{}", self.proxy.address),
-                "certificate-authority": self.pki.path("mesh.crt"),
-            }}],
-            "users": [{"name": "operator", "user": {"token": self.token}}],
-        });
-        fs::write(self.pki.path("kubeconfig"), config.to_string()).unwrap();
+        write_kubeconfig(&pki, &format!("https://{}", proxy.address), &namespace, &token);
+        Self { proxy, pki, namespace, token }
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(built(tools::control_plane("kubectl")));
-        command
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
-            .env("HOME", self.pki.dir.path())
-            .env("KUBECONFIG", self.pki.path("kubeconfig"))
-            .args(arguments)
-            .stdin(Stdio::null());
-        command
+        kubectl(&self.pki, arguments)
     }
 
     /// What kubectl prints, once it has succeeded.
@@ -98,6 +72,33 @@ impl Bed {
             "data": {"key": value},
         })
     }
+}
+
+/// Has [`kubectl`] ask this server.
+pub(crate) fn write_kubeconfig(pki: &Pki, server: &str, namespace: &str, token: &str) {
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "proxy",
+        "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "operator", "namespace": namespace}}],
+        "clusters": [{"name": "proxy", "cluster": {
+            "server": server, "certificate-authority": pki.path("mesh.crt"),
+        }}],
+        "users": [{"name": "operator", "user": {"token": token}}],
+    });
+    fs::write(pki.path("kubeconfig"), config.to_string()).unwrap();
+}
+
+pub(crate) fn kubectl(pki: &Pki, arguments: &[&str]) -> Command {
+    let mut command = Command::new(built(tools::control_plane("kubectl")));
+    command
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", pki.dir.path())
+        .env("KUBECONFIG", pki.path("kubeconfig"))
+        .args(arguments)
+        .stdin(Stdio::null());
+    command
 }
 
 /// `kubectl get -w`, until it is dropped.
@@ -140,7 +141,7 @@ fn with_input(mut command: Command, input: &Value) -> Output {
     child.wait_with_output().unwrap()
 }
 
-fn succeeded(output: Output) -> String {
+pub(crate) fn succeeded(output: Output) -> String {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
     String::from_utf8(output.stdout).unwrap()

@@ -1,25 +1,33 @@
 //! Requests to member clusters behind paths of the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::net::SocketAddr;
 use std::sync::LazyLock;
+use std::{fs, io};
 
 use ctrlmesh_common::policy::{Fence, Members, Policy};
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use http::{Request, StatusCode, Version};
+use http_body_util::Full;
 use kube::runtime::watcher;
 use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::task::JoinSet;
 
 use crate::bed::{Bed, names};
+use crate::clients;
 use crate::harness::client::Client;
 use crate::harness::proxy::Proxy;
-use crate::harness::until;
+use crate::harness::{soon, until};
 use crate::member_server::{self, ask};
 use crate::reflector::Reflector;
 
 /// The names under which the host knows its one member.
 const NAMES: [&str; 3] = ["m-1", "m-2", "m-3"];
+
+/// How many requests wait for a member.
+const WAITING: usize = 16;
 
 /// The member: its own API server and etcd.
 static MEMBER: LazyLock<ControlPlane> =
@@ -33,10 +41,16 @@ struct Fleet {
 
 impl Fleet {
     async fn new(bed: &Bed) -> Self {
+        Self::with(bed, BTreeMap::new()).await
+    }
+
+    /// With other members under some of the names.
+    async fn with(bed: &Bed, others: BTreeMap<String, kube::Client>) -> Self {
         let (host, member) = (bed.plane.client().await.unwrap(), MEMBER.client().await.unwrap());
         member_server::admit(&member, &bed.namespace, "operator-0", &bed.namespace).await.unwrap();
         let group = format!("{}.members.test", bed.namespace);
-        let members: BTreeMap<_, _> = NAMES.iter().map(|name| ((*name).to_owned(), member.clone())).collect();
+        let mut members: BTreeMap<_, _> = NAMES.iter().map(|name| ((*name).to_owned(), member.clone())).collect();
+        members.extend(others);
         let server = member_server::Members::serve(&host, &bed.namespace, group, members).await.unwrap();
         Self { server, member }
     }
@@ -126,6 +140,67 @@ async fn a_path_that_could_lead_to_two_members_is_refused() {
 }
 
 #[tokio::test]
+async fn members_that_do_not_answer_hold_no_other_up() {
+    let bed = Bed::new().await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // Nobody listens there, and nobody else will.
+    let away = TcpSocket::new_v4().unwrap();
+    away.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let client = |address: io::Result<SocketAddr>| {
+        let url = format!("http://{}", address.unwrap()).parse().unwrap();
+        kube::Client::try_from(kube::Config::new(url)).unwrap()
+    };
+    let others = [("m-2".to_owned(), client(silent.local_addr())), ("m-3".to_owned(), client(away.local_addr()))];
+    let fleet = Fleet::with(&bed, others.into()).await;
+    let proxy = proxy(&bed, &policy(&fleet, None, 1));
+    let connection = Client::connect(&bed.pki, proxy.address, Version::HTTP_2).await;
+    let get = |name: &str| {
+        let token = format!("Bearer {}", bed.token);
+        let request = Request::get(fleet.path(name) + &bed.config_maps()).header("authorization", token);
+        connection.ask_beside(request.body(Full::default()).unwrap())
+    };
+    let mut waiting: JoinSet<_> = (0..WAITING).map(|_| get("m-2")).collect();
+    // The member has them, and says nothing.
+    let mut held = Vec::new();
+    while held.len() < WAITING {
+        held.push(soon("a connection", silent.accept()).await.unwrap());
+    }
+    for _ in 0..WAITING {
+        assert_eq!(get("m-1").await.status, StatusCode::OK);
+        assert_eq!(get("m-3").await.status, StatusCode::BAD_GATEWAY);
+    }
+    assert!(waiting.try_join_next().is_none(), "they have an answer that nobody gave");
+    drop((held, silent));
+    for answer in waiting.join_all().await {
+        assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_works_in_a_member() {
+    let bed = Bed::new().await;
+    let fleet = Fleet::new(&bed).await;
+    let proxy = proxy(&bed, &policy(&fleet, Some(&["m-1"]), 1));
+    let ask = |name: &str, arguments: &[&str]| {
+        let server = format!("https://{}{}", proxy.address, fleet.path(name));
+        clients::write_kubeconfig(&bed.pki, &server, &bed.namespace, &bed.token);
+        clients::kubectl(&bed.pki, arguments).output().unwrap()
+    };
+    let printed = |name: &str, arguments: &[&str]| clients::succeeded(ask(name, arguments));
+    assert_eq!(printed("m-1", &["create", "configmap", "one", "--from-literal=a=b"]), "configmap/one created\n");
+    assert_eq!(printed("m-1", &["get", "configmaps", "-o", "name"]), "configmap/one\n");
+    assert!(printed("m-1", &["explain", "configmap.data"]).contains("FIELD: data <map[string]string>"));
+    // The same cluster, under the name of a member that another pod has.
+    assert_eq!(printed("m-2", &["get", "configmaps", "-o", "name"]), "");
+    assert_eq!(printed("m-2", &["get", "configmap", "one", "-o", "name"]), "configmap/one\n");
+    let refused = ask("m-2", &["label", "configmap", "one", "a=b"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("Forbidden") && said.contains("\"b\""), "{said}");
+    assert_eq!(printed("m-1", &["label", "configmap", "one", "a=b"]), "configmap/one labeled\n");
+    assert!(printed("m-1", &["delete", "configmap", "one"]).starts_with("configmap \"one\" deleted"));
+}
+
+#[tokio::test]
 async fn limits_hold_for_the_members_that_they_name() {
     let bed = Bed::new().await;
     let fleet = Fleet::new(&bed).await;
@@ -140,6 +215,11 @@ async fn limits_hold_for_the_members_that_they_name() {
     assert_eq!(status(&fleet.path("m-2")).await, StatusCode::TOO_MANY_REQUESTS);
     for passes in ["", &fleet.path("m-1"), &fleet.path("m-3")] {
         assert_eq!(status(passes).await, StatusCode::OK, "{passes}");
+    }
+    for (cluster, outcome) in [("m-1", "ok"), ("m-2", "refused"), ("m-3", "ok")] {
+        let end = format!(r#",cluster="{cluster}",outcome="{outcome}"}} 1"#);
+        let is_it = |line: &str| line.starts_with("ctrlmesh_proxy_pod_member_requests_total{") && line.ends_with(&end);
+        until("the request to be counted", || async { proxy.page().await.lines().any(is_it) }).await;
     }
 }
 
