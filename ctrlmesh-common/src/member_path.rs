@@ -209,7 +209,7 @@ impl FromStr for PathTemplate {
 }
 
 /// Whether it is a segment that nobody escapes or cleans away.
-fn is_word(segment: &str) -> bool {
+pub fn is_word(segment: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte);
     !matches!(segment, "." | "..") && segment.bytes().all(is_plain)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ownership::{Ownership, STANDBY};
-use crate::resource::ResourceMatch;
+use crate::resource::{ResourceMatch, WILDCARD};
 use crate::slots::{NamespaceHash, Slot, SlotSet};
 
 /// How long the manager's confirmation of a policy that lapses is valid, from when it was asked for.
@@ -117,6 +117,22 @@ impl Fence {
     pub fn names(&self, group: &str, resource: &str) -> bool {
         let named = |one: &ResourceMatch| one.resources.iter().any(|name| name == resource);
         self.resources.iter().any(|one| named(one) && one.covers_objects(group, resource))
+    }
+
+    /// Whether each kind that `later` fences is fenced here, too. What a wildcard of `later` stands for is known only
+    /// where it stands here as well. No list is every kind, but for those that have to be named.
+    pub fn covers_kinds_of(&self, later: &Self) -> bool {
+        let is_listed = |group: &String, resource: &String| {
+            self.resources.iter().any(|one| one.api_groups.contains(group) && one.resources.contains(resource))
+        };
+        let is_word = |text: &String| text != WILDCARD;
+        let covers = |group: &String, resource: &String| {
+            is_listed(group, resource) || is_word(group) && is_word(resource) && self.covers(group, resource)
+        };
+        let covers_all = |kinds: &ResourceMatch| {
+            kinds.api_groups.iter().all(|group| kinds.resources.iter().all(|resource| covers(group, resource)))
+        };
+        self.resources == later.resources || !later.resources.is_empty() && later.resources.iter().all(covers_all)
     }
 
     /// Whether a write to an object may pass. `namespace` is empty for an object of cluster scope, and `name` where the

@@ -97,6 +97,11 @@ impl Policy {
         if key.member.is_some() { None } else { self.changed_at(key.group, key.resource) }
     }
 
+    /// The paths that lead to members, and whether those are divided.
+    pub fn member_division(&self) -> (&[PathTemplate], bool) {
+        (self.member_paths(), self.members().is_some_and(|members| members.sees.is_some()))
+    }
+
     /// The paths that lead to members.
     pub fn member_paths(&self) -> &[PathTemplate] {
         self.members().map_or(&[], |members| &members.paths)

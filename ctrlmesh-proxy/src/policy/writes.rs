@@ -7,7 +7,6 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ctrlmesh_common::member_path::PathTemplate;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::slots::COUNT;
 use ctrlmesh_request::decide::Written;
@@ -189,7 +188,7 @@ fn forbidden(before: &Policy, after: &Policy) -> Places {
         (false, true) => return (1 << PLACES) - 1,
         (false, false) => {}
     }
-    let are_members_alike = divided(before) == divided(after);
+    let are_members_alike = before.member_division() == after.member_division();
     let Some(after) = after.fence() else { return 0 };
     let Some(before) = before.fence() else { return bit(UNFENCED) };
     if after.lapses && !before.lapses {
@@ -202,12 +201,6 @@ fn forbidden(before: &Policy, after: &Policy) -> Places {
     let is_alike = before.resources == after.resources && are_members_alike;
     let unfenced = if is_alike { 0 } else { bit(UNFENCED) };
     slots | any | unfenced
-}
-
-/// The paths that lead to members, and whether those are divided.
-fn divided(policy: &Policy) -> (&[PathTemplate], bool) {
-    let is_divided = policy.members().is_some_and(|members| members.sees.is_some());
-    (policy.member_paths(), is_divided)
 }
 
 fn bit(place: usize) -> Places {

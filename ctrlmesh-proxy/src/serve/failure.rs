@@ -67,7 +67,8 @@ impl Session {
             Failure::Refused(refusal) => Status::from(refusal),
             Failure::Injected(status) => Status::clone(status),
             Failure::AnswerLost => return Err(Abort(Reason::INTERNAL_ERROR)),
-            Failure::BadRequest(_) | Failure::Target => status(400, "BadRequest", failure),
+            Failure::BadRequest(error) => Status::from(*error),
+            Failure::Target => status(400, "BadRequest", failure),
             // By which fabric8's client watches without a WebSocket (`BaseOperation.submitWatch`).
             Failure::Lock(LockedError::Upgraded) => status(503, "ServiceUnavailable", failure),
             Failure::Lock(LockedError::Request(error)) => Status::from(error),

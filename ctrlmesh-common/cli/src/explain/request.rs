@@ -8,6 +8,7 @@ mod faults;
 mod passage;
 mod render;
 
+use ctrlmesh_common::member_path::is_word;
 use ctrlmesh_common::selector::Labels;
 use jiff::Timestamp;
 
@@ -128,8 +129,7 @@ fn check(arguments: &Arguments, verb: Verb) -> Result<(), ExplainError> {
 
 /// Whether it can be put before another path.
 fn is_path(text: &str) -> bool {
-    let is_word = |text: &str| text.chars().all(|one| one.is_ascii_alphanumeric() || "-._~:".contains(one));
-    let is_segment = |segment: &str| !matches!(segment, "" | "." | "..") && is_word(segment);
+    let is_segment = |segment: &str| !segment.is_empty() && is_word(segment);
     text.strip_prefix('/').is_some_and(|text| text.split('/').all(is_segment))
 }
 

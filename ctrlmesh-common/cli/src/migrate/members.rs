@@ -91,8 +91,8 @@ pub(super) fn problem(root: &DynamicObject, target: &ObjectRef, variable: &Varia
         None => ("…", "`clusters` with the path that leads to a member".to_owned()),
     };
     Some(format!(
-        "{target} works in member clusters ({VARIABLE}={path}), which root {root} does not divide: all replicas would write \
-         there. Say {advice}, `unit: Cluster` and `fence: Proxy` in the root: then each member has one shard. A root \
+        "{target} works in member clusters ({VARIABLE}={path}), which root {root} does not divide: all replicas would \
+         write there. Say {advice}, `unit: Cluster` and `fence: Proxy` in the root: then each member has one shard. A root \
          takes that only when it is made: scale the workload to zero, delete the root, apply it so, and run this step \
          again"
     ))

@@ -9,10 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ctrlmesh_common::member_path::PathTemplate;
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::policy::{Fence, Mode, Policy};
-use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
+use ctrlmesh_common::policy::Mode;
 
 use super::{InForce, Leader, Revocation, remember};
 use crate::cluster::plan::Plan;
@@ -22,23 +20,6 @@ use crate::rules::fenced::lapses;
 use crate::rules::object_name::full_name;
 use crate::rules::pod::PodName;
 use crate::rules::shared::each;
-
-/// Whether all `kinds` are fenced. Of a wildcard that is known only where it was there before.
-fn covers_all(fence: &Fence, kinds: &ResourceMatch) -> bool {
-    let is_listed = |group: &String, resource: &String| {
-        fence.resources.iter().any(|one| one.api_groups.contains(group) && one.resources.contains(resource))
-    };
-    let is_word = |text: &String| text != WILDCARD;
-    let covers = |group: &String, resource: &String| {
-        is_listed(group, resource) || is_word(group) && is_word(resource) && fence.covers(group, resource)
-    };
-    kinds.api_groups.iter().all(|group| kinds.resources.iter().all(|resource| covers(group, resource)))
-}
-
-/// The paths that lead to members, and whether those are divided.
-fn divided(policy: &Policy) -> (&[PathTemplate], bool) {
-    (policy.member_paths(), policy.members().is_some_and(|members| members.sees.is_some()))
-}
 
 #[derive(Debug, Default)]
 pub(super) struct LapsingPods {
@@ -148,9 +129,6 @@ impl Lapsing {
         }
         let (before, after) = (&self.last.policy, &next.policy);
         let (Some(fence), Some(later)) = (&before.fence, &after.fence) else { return false };
-        // No list is every kind, but for those that have to be named.
-        let are_kinds = fence.resources == later.resources
-            || !later.resources.is_empty() && later.resources.iter().all(|kinds| covers_all(fence, kinds));
-        are_kinds && divided(before) == divided(after)
+        fence.covers_kinds_of(later) && before.member_division() == after.member_division()
     }
 }

@@ -1,3 +1,5 @@
+mod labels;
+
 use std::sync::{Arc, LazyLock};
 
 use ctrlmesh_common::policy::Policy;
@@ -6,7 +8,6 @@ use regex::Regex;
 use super::*;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan::{self, Changed};
-use crate::rules::label_coverage::KindName;
 
 pub(super) const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
     metadata: {name: root, namespace: ops, generation: 4}\n\
@@ -62,6 +63,15 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
     let inputs = inputs(&contacts, now);
+    of_config(plan, which, inputs)
+}
+
+/// The status of the first ShardingConfig.
+pub(super) fn of_first(plan: &Plan, inputs: StatusInputs<'_>) -> ShardingConfigStatus {
+    of_config(plan, 0, inputs)
+}
+
+fn of_config(plan: &Plan, which: usize, inputs: StatusInputs<'_>) -> ShardingConfigStatus {
     of(&plan.snapshot.configs[which], plan, &PlanIndex::of(plan, &Changed::All), inputs)
 }
 
@@ -124,7 +134,7 @@ fn a_new_leader_does_not_revoke_acknowledgements() {
     let written = with(&all, &text);
     let led = |plan: &Plan, new_leader, contacts: &BTreeMap<PodName, Contact>| {
         let inputs = StatusInputs { new_leader, ..inputs(contacts, 300) };
-        summary(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan, &Changed::All), inputs))[1].clone()
+        summary(&of_first(plan, inputs))[1].clone()
     };
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
     assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
@@ -236,7 +246,7 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
     let contacts = [(name("op-0"), other)].into();
     let inputs = inputs(&contacts, 2);
-    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs);
+    let found = of_first(&plan, inputs);
     assert_eq!(summary(&found)[1], "Programmed=False Waiting");
     assert_eq!(summary(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
 }
@@ -249,7 +259,7 @@ fn an_absent_proxy_is_reported_after_a_minute() {
         let contact = Contact { connected, at: at(100), ..Contact::default() };
         let contacts = [(name("op-0"), contact)].into();
         let inputs = inputs(&contacts, now);
-        of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs)
+        of_first(&plan, inputs)
     };
     assert_eq!(summary(&found(false, 160))[2], "Degraded=False AsExpected");
     assert_eq!(summary(&found(false, 161))[2], "Degraded=True ProxyAway");
@@ -275,13 +285,13 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_reported() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs(&contacts, 1));
+    let found = of_first(&plan, inputs(&contacts, 1));
     assert_eq!(summary(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
     let none = BTreeMap::new();
     let inputs = StatusInputs { conflicts: &conflicts, ..inputs(&none, 1) };
-    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs);
+    let found = of_first(&plan, inputs);
     assert_eq!(summary(&found)[2], "Degraded=True Conflict");
 }
 
@@ -304,48 +314,6 @@ fn limits_say_at_which_version_their_epoch_began() {
     let other = text.replace("shardingSize: 2", "shardingSize: 1").replace("'40'", "'60'");
     let one_shard = status(&with(&written, &other), 0, &[], 3);
     assert_eq!((one_shard.epoch, one_shard.changed_at.as_deref()), (Some(2), Some("60")));
-}
-
-#[test]
-fn relabelling_is_reported_if_nothing_worse_is() {
-    let message = "not all objects of these kinds are labelled yet: pods./v1".to_owned();
-    let (some, beside) = (Unlabelled::Some(message.clone()), Unlabelled::Beside(message));
-    let summary = |text: &str, unlabelled: &Unlabelled| {
-        let plan = plan(text);
-        let none = BTreeMap::new();
-        let inputs = StatusInputs { unlabelled: Some(unlabelled), ..inputs(&none, 1) };
-        summary(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs))[2].clone()
-    };
-    let one = ROOT.to_owned() + &pod("op-0");
-    let both = one.clone() + &pod("op-1");
-    assert_eq!(summary(&both, &some), "Degraded=True Unlabelled");
-    assert_eq!(summary(&both, &beside), "Degraded=False Relabelling", "each has its objects");
-    assert_eq!(summary(&one, &some), "Degraded=True ShardsWithoutPods");
-    assert_eq!(summary(ROOT, &some), "Degraded=True NoPods");
-}
-
-#[test]
-fn a_root_goes_by_the_kinds_that_it_names() {
-    let plan = plan(&(ROOT.to_owned() + &pod("op-0") + &pod("op-1")));
-    let (none, listed) = (BTreeMap::new(), Unlabelled::Some("of the list".to_owned()));
-    let summary = |established, gap| {
-        let coverage = LabelCoverage { established, gap, needed: Vec::new() };
-        let coverages = LabelCoverages::from_iter([("ops/root".to_owned(), coverage)]);
-        let inputs = StatusInputs { unlabelled: Some(&listed), coverages: &coverages, ..inputs(&none, 1) };
-        let status = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan, &Changed::All), inputs);
-        let mut summary = summary(&status);
-        summary.retain(|one| one.starts_with("Degraded") || one.starts_with("Labelled"));
-        summary
-    };
-    assert_eq!(summary(true, None), ["Degraded=False AsExpected", "Labelled=True Complete"]);
-    let going = || Some(LabelGap::InProgress("x".to_owned()));
-    assert_eq!(summary(false, going()), ["Degraded=True Labelling", "Labelled=False Labelling"]);
-    assert_eq!(summary(true, going()), ["Degraded=True Labelling", "Labelled=True Complete"]);
-    let failed = Some(LabelGap::Failed("x".to_owned()));
-    assert_eq!(summary(false, failed), ["Degraded=True Unlabelled", "Labelled=False Unlabelled"]);
-    let kind = KindName { group: "apps".to_owned(), resource: "deployments".to_owned() };
-    let forbidden = Some(LabelGap::Forbidden(vec![MissingRule { kind, verbs: vec!["watch", "patch"] }]));
-    assert_eq!(summary(false, forbidden), ["Degraded=True LabelsForbidden", "Labelled=False LabelsForbidden"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::document::{Encoding, cbor_map, cbor_number, cbor_text, envelope, protobuf_field};
 use super::lock::LockError;
 use crate::decide::Refusal;
+use crate::request::TargetError;
 
 /// Sent to clients with a refusal that soon does not hold any more.
 pub const RETRY_AFTER_SECONDS: u32 = 1;
@@ -122,6 +123,13 @@ impl From<&Refusal> for Status {
             Refusal::Guarded(_) => (429, "TooManyRequests"),
         };
         Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after }
+    }
+}
+
+impl From<TargetError> for Status {
+    fn from(error: TargetError) -> Self {
+        let message = format!("ctrlmesh-proxy could not understand the request: {error}");
+        Self { code: 400, reason: "BadRequest", message, retry_after: None }
     }
 }
 

@@ -10,7 +10,7 @@ use ctrlmesh_common::selector::Labels;
 use ctrlmesh_manager::rules::pod::Member;
 use ctrlmesh_manager::rules::shared::each;
 use ctrlmesh_request::decide::{self, Decision, LockPlan, Plan};
-use ctrlmesh_request::request::{RequestInfo, TargetError};
+use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use ctrlmesh_request::rewrite::status::Status;
 use jiff::Timestamp;
@@ -161,7 +161,7 @@ pub(super) fn passage(world: &NamespaceWorld, pod: &Member, asking: &Asking<'_>)
         Ok(info) => info,
         Err(error) if compiled.is_some() => {
             explanation.outcome = Outcome::Refused;
-            explanation.answer = Some(ProxyAnswer::bad_request(error));
+            explanation.answer = Some(ProxyAnswer::from(&Status::from(error)));
             return explanation;
         }
         Err(_) => return explanation,
@@ -251,12 +251,6 @@ impl MemberShare {
     }
 }
 
-impl ProxyAnswer {
-    fn bad_request(error: TargetError) -> Self {
-        Self { code: 400, reason: "BadRequest", message: error.to_string() }
-    }
-}
-
 impl From<&Status> for ProxyAnswer {
     fn from(status: &Status) -> Self {
         Self { code: status.code, reason: status.reason, message: status.message.clone() }
@@ -278,8 +272,9 @@ impl From<&LockPlan> for RenamedLock {
 
 /// The limits on the resource.
 fn limits(policy: &Policy, info: &RequestInfo<'_>) -> Vec<LimitOverview> {
-    let is_divided = info.member().is_none() || policy.members().is_none();
-    let covering = policy.limits.iter().filter(|limit| is_divided && limit.covers(info.api_group(), info.resource()));
+    // In a member, none holds.
+    let limits = policy.limits.iter().filter(|_| info.member().is_none());
+    let covering = limits.filter(|limit| limit.covers(info.api_group(), info.resource()));
     let names = |groups: &[String], plurals: &[String]| {
         let of_group = |group: &String| plurals.iter().map(|plural| resource_name(group, plural)).collect::<Vec<_>>();
         groups.iter().flat_map(of_group).collect::<Vec<_>>()

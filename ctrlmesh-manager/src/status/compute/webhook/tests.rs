@@ -4,10 +4,9 @@ use ctrlmesh_common::policy::Redirect;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use regex::Regex;
 
-use super::super::tests::{ROOT, inputs, name, plan, pod, with};
-use super::super::{Contact, PlanIndex, StatusInputs, of};
+use super::super::tests::{ROOT, inputs, name, of_first, plan, pod, with};
+use super::super::{Contact, StatusInputs};
 use super::*;
-use crate::cluster::plan::Changed;
 use crate::rules::compile::Trouble;
 
 const PODS: [&str; 2] = ["op-0", "op-1"];
@@ -32,7 +31,7 @@ fn contacts(states: [Option<WebhookState>; 2]) -> BTreeMap<crate::rules::pod::Po
 }
 
 fn condition(plan: &Plan, inputs: StatusInputs<'_>) -> Condition {
-    let status = of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan, &Changed::All), inputs);
+    let status = of_first(plan, inputs);
     status.conditions.into_iter().find(|one| one.type_ == WEBHOOK_ROUTED).unwrap()
 }
 
@@ -45,7 +44,7 @@ fn said(plan: &Plan, states: [Option<WebhookState>; 2]) -> (String, String, Stri
 fn only_an_operator_with_a_webhook_has_the_condition() {
     let without = plan(&(ROOT.to_owned() + &pod("op-0")));
     let none = BTreeMap::new();
-    let status = of(&without.snapshot.configs[0], &without, &PlanIndex::of(&without, &Changed::All), inputs(&none, 1));
+    let status = of_first(&without, inputs(&none, 1));
     assert!(status.conditions.iter().all(|one| one.type_ != WEBHOOK_ROUTED));
 }
 
@@ -89,7 +88,7 @@ fn a_proxy_that_says_nothing_is_not_known() {
 fn a_new_leader_keeps_what_was_known() {
     let (text, known) = (with_webhook(), contacts([Some(routed()), Some(routed())]));
     let first = plan(&text);
-    let before = of(&first.snapshot.configs[0], &first, &PlanIndex::of(&first, &Changed::All), inputs(&known, 1));
+    let before = of_first(&first, inputs(&known, 1));
     let (later, nobody) = (with(&before, &text), BTreeMap::new());
     let reason = |new_leader, contacts| condition(&later, StatusInputs { new_leader, ..inputs(contacts, 2) }).reason;
     assert_eq!(reason(true, &nobody), "Routed");
